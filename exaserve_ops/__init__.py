@@ -1,0 +1,1 @@
+"""ExaServe Ops: the control plane of an inference fleet."""

@@ -1,0 +1,1 @@
+"""Who calls: API keys, kept hashed, and what a caller already asked."""

@@ -1,0 +1,1 @@
+"""What touches the network and other processes, behind ports that the edges define."""

@@ -1,0 +1,1 @@
+"""What happened: an append-only, ordered record."""

@@ -1,0 +1,22 @@
+"""Reading of the audit record."""
+
+from __future__ import annotations
+
+from django.db.models import QuerySet
+
+from exaserve_ops.audit.models import Event
+
+LOOKBACK_EVENTS = 64
+"""Ids are given at insert and seen at commit, so a lower id can appear after a higher one. Readers
+of the live feed look this far back and drop what they have."""
+
+
+def events_after(event_id: int, *, limit: int = 500) -> list[Event]:
+    """Events since the one last seen, oldest first, with a look-back for late commits. One query."""
+    rows = Event.objects.filter(pk__gt=max(0, event_id - LOOKBACK_EVENTS)).order_by("-pk")[:limit]
+    return list(reversed(rows))
+
+
+def events_of(kind: str, subject_id: object) -> QuerySet[Event]:
+    """History of one subject, newest first."""
+    return Event.objects.filter(subject_kind=kind, subject_id=str(subject_id))

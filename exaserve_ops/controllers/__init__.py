@@ -1,0 +1,1 @@
+"""Reconcilers: snapshot, plan, apply."""

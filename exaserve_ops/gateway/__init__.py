@@ -1,0 +1,1 @@
+"""The data plane: picks a node, then a replica, and streams."""

@@ -1,0 +1,1 @@
+"""Who is alive: leases, and the detector's verdicts."""

@@ -1,0 +1,1 @@
+"""Nodes, accelerators and the failure domains they stand in."""

@@ -1,0 +1,17 @@
+"""Doorbells: a service says that something changed, a controller looks.
+
+A hint is a Postgres `NOTIFY`, so it is delivered when the transaction commits and not at all when it
+does not. Hints may be lost or doubled; the regular full resync makes that harmless.
+"""
+
+from __future__ import annotations
+
+from django.db import connection
+
+CHANNEL = "exaops"
+
+
+def ring(kind: str, key: object) -> None:
+    """Say, at commit, that the object of this kind and key changed."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, f"{kind}:{key}"])

@@ -1,0 +1,1 @@
+"""Where a request goes: node first, then replica."""

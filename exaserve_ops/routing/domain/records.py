@@ -1,0 +1,80 @@
+"""What a gateway knows of the fleet: whole records, pushed through Redis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RouteRecord:
+    """A replica that may be routed to. Compared whole: a moved port is a new record."""
+
+    replica_id: str
+    node_id: str
+    node_name: str
+    key_epoch: int
+    """With the fleet secret, node id and attempt, derives the engine's bearer token."""
+    model: str
+    """Name that clients send as `model`."""
+    deployment: str
+    host: str
+    port: int
+    attempt: int
+    generation: int
+    accepts_new: bool = True
+    """False while draining: keeps its sessions' open streams, gets nothing new."""
+    block_tokens: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """Load of one replica. `None` is unknown, which is neutral, not zero."""
+
+    replica_id: str
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_used_ratio: float | None = None
+    ttft_p95_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Load of one node's replicas, and when the control plane received it (Unix seconds)."""
+
+    node_id: str
+    received_at_seconds: float
+    replicas: tuple[ReplicaFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRecord:
+    """An API key for inference, named by the SHA-256 of its text in the table's field."""
+
+    key_id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnRecord:
+    """One finished request, for accounting and the session's history. Times in Unix seconds."""
+
+    request_id: str
+    session_id: str
+    """Empty for an anonymous request."""
+    model: str
+    replica_id: str
+    node_id: str
+    key_id: str
+    path: str
+    started_at_seconds: float
+    duration_seconds: float
+    ttft_seconds: float | None
+    outcome: str
+    """`ok`, `client_error`, `engine_error`, `client_gone`, `interrupted` or `unavailable`."""
+    status: int
+    why: str
+    """Why this replica: `sticky`, `new`, `repinned`, `prefix`, `hash`, `retry`."""
+    attempts: int = 1
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None

@@ -1,0 +1,1 @@
+"""Models, deployments and their replicas."""

@@ -1,0 +1,194 @@
+"""Models, deployments and replicas."""
+
+from __future__ import annotations
+
+import uuid
+from typing import ClassVar
+
+from django.contrib.postgres.fields import ArrayField
+from django.db import models
+from django.db.models.functions import Now
+
+from exaserve_ops.inventory.models import Accelerator, Node
+from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+
+
+class Model(models.Model):
+    """Weights and tokenizer, named by digest. Immutable: other bytes are another model."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(
+        max_length=120, unique=True, help_text="What clients send as `model` unless overridden."
+    )
+    digest = models.CharField(max_length=80, help_text="`sha256:` of the list of files.")
+    source = models.CharField(max_length=1000, help_text="`file:///folder` that nodes can read.")
+    architecture = models.JSONField(
+        default=dict, blank=True, help_text="Facts from config.json: family, layers, heads, limits."
+    )
+    parameter_count = models.BigIntegerField(null=True, blank=True)
+    weights_bytes = models.BigIntegerField(default=0)
+    kv_bytes_per_token = models.BigIntegerField(null=True, blank=True)
+    max_context_tokens = models.PositiveIntegerField(null=True, blank=True)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["name"]
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+class ModelFile(models.Model):
+    """One file of a model."""
+
+    model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="files")
+    path = models.CharField(max_length=500)
+    size_bytes = models.BigIntegerField()
+    sha256 = models.CharField(max_length=64)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["path"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["model", "path"], name="model_file_once"),
+        ]
+
+    def __str__(self) -> str:
+        """Return the path."""
+        return self.path
+
+
+class Deployment(models.Model):
+    """What is wanted: a model, how many replicas, how they run and where."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.SlugField(max_length=60)
+    model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="deployments")
+    served_name = models.CharField(max_length=120, help_text="What clients send as `model`.")
+    # Desired; each change raises the generation.
+    generation = models.BigIntegerField(default=1)
+    replicas = models.PositiveIntegerField()
+    engine = models.CharField(max_length=32)
+    engine_options = models.JSONField(default=dict, blank=True)
+    replica_memory_bytes = models.BigIntegerField(
+        help_text="Accelerator memory that one replica may use: weights, KV pool and overhead."
+    )
+    accelerators_per_replica = models.PositiveSmallIntegerField(default=1)
+    placement = models.JSONField(
+        default=dict, blank=True, help_text="`nodes`: names that replicas may run on; empty is any."
+    )
+    drain_seconds = models.PositiveIntegerField(default=60)
+    start_seconds = models.PositiveIntegerField(default=300)
+    # Status
+    status = models.CharField(
+        max_length=16, choices=DEPLOYMENT.choices, default=DEPLOYMENT.initial
+    )
+    next_ordinal = models.PositiveIntegerField(default=1, editable=False)
+    created_at = models.DateTimeField(db_default=Now())
+    updated_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["name"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(
+                fields=["name"],
+                condition=~models.Q(status="deleted"),
+                name="deployment_name_once_while_it_lives",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(status__in=DEPLOYMENT.statuses), name="deployment_status_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+class Replica(models.Model):
+    """One running copy, from the wish to the end of its process group. Never reused."""
+
+    class Wanted(models.TextChoices):
+        """What the deployment's controller decided for this replica."""
+
+        RUN = "run"
+        DRAIN = "drain"
+        STOP = "stop"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=80, unique=True)
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="replica_set")
+    node = models.ForeignKey(
+        Node, on_delete=models.PROTECT, null=True, blank=True, related_name="replicas"
+    )
+    accelerators = models.ManyToManyField(Accelerator, blank=True, related_name="replicas")
+    memory_bytes = models.BigIntegerField()
+    # Desired
+    wanted = models.CharField(max_length=8, choices=Wanted.choices, default=Wanted.RUN)
+    generation = models.BigIntegerField(default=1)
+    # Observed
+    observed_generation = models.BigIntegerField(default=0)
+    attempt = models.PositiveIntegerField(default=0)
+    restarts = models.PositiveIntegerField(default=0)
+    pid = models.PositiveIntegerField(null=True, blank=True)
+    address = models.CharField(max_length=300, blank=True)
+    ports = ArrayField(models.PositiveIntegerField(), default=list, blank=True)
+    start_took_seconds = models.FloatField(null=True, blank=True)
+    exit_attempt = models.PositiveIntegerField(null=True, blank=True)
+    exit_code = models.IntegerField(null=True, blank=True)
+    exit_signal = models.PositiveSmallIntegerField(null=True, blank=True)
+    exit_after_seconds = models.FloatField(null=True, blank=True)
+    exit_log_tail = ArrayField(models.TextField(), default=list, blank=True)
+    unroutable_reason = models.CharField(
+        max_length=500, blank=True, help_text="Ready, but a gateway could not reach it."
+    )
+    # Status
+    status = models.CharField(max_length=16, choices=REPLICA.choices, default=REPLICA.initial)
+    reason = models.TextField(blank=True)
+    status_changed_at = models.DateTimeField(db_default=Now())
+    created_at = models.DateTimeField(db_default=Now())
+    ready_at = models.DateTimeField(null=True, blank=True)
+    stopped_at = models.DateTimeField(null=True, blank=True)
+    drain_deadline_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["name"]
+        indexes: ClassVar[list[models.Index]] = [
+            models.Index(fields=["deployment", "status"], name="replica_by_deployment"),
+            models.Index(
+                fields=["node"], condition=~models.Q(status="stopped"), name="replica_live_by_node"
+            ),
+        ]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.CheckConstraint(
+                condition=models.Q(status__in=REPLICA.statuses), name="replica_status_known"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(status__in=["pending", "stopped"]) | models.Q(node__isnull=False),
+                name="replica_has_a_node_once_placed",
+            ),
+            models.UniqueConstraint(
+                fields=["node", "address"],
+                condition=~models.Q(status="stopped") & ~models.Q(address=""),
+                name="replica_address_once_per_node",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+class NodeWish(models.Model):
+    """Revision of what a node was last told to run."""
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, related_name="wish")
+    revision = models.BigIntegerField(default=0)
+    content_sha256 = models.CharField(max_length=64, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["node"]
+
+    def __str__(self) -> str:
+        """Return node and revision."""
+        return f"{self.node} wish {self.revision}"

@@ -1,0 +1,1 @@
+"""Conversations: who holds them, and what they used."""

@@ -1,0 +1,1 @@
+"""Samples, roll-ups and the frames that live pages are fed with."""

@@ -1,0 +1,1 @@
+"""Pure telemetry computations."""

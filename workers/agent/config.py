@@ -1,0 +1,86 @@
+"""Settings of one agent: defaults, then a TOML file, then the environment."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+_ENV_PREFIX = "EXAOPS_AGENT_"
+_LOWEST_PORT = 1024
+_HIGHEST_PORT = 65_535
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the text names it."""
+
+
+class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What an operator may set for a node. Every field has a default that works on one machine."""
+
+    address: str = ""
+    """Where replicas bind and are reached; empty: what was given at joining, else loopback."""
+    port_min: int = 41_000
+    port_max: int = 48_999
+    labels: dict[str, str] = {}
+    simulated: bool = False
+    memory_bytes: int = 0
+    """Upper bound for replicas on a node without accelerators; 0: 80% of what the host has."""
+    cpu_threads: int = 0
+    """Threads for each replica on a CPU; 0: an even share of the host's cores."""
+    canary_seconds: float = 60.0
+    """Command intake that has been silent for longer is restarted."""
+    stop_grace_seconds: float = 10.0
+    """From SIGTERM to SIGKILL."""
+    log_cap_bytes: int = 64 * 1024 * 1024
+
+    def checked(self) -> AgentConfig:
+        """Return itself. Raises `ConfigError` for a value out of range."""
+        if not _LOWEST_PORT <= self.port_min <= self.port_max <= _HIGHEST_PORT:
+            raise ConfigError(f"port range {self.port_min}-{self.port_max} is not usable")
+        if self.canary_seconds <= 0 or self.stop_grace_seconds < 0:
+            raise ConfigError("canary_seconds and stop_grace_seconds must be positive")
+        return self
+
+
+def load_config(path: Path | None, environ: Mapping[str, str]) -> AgentConfig:
+    """Read the settings. Raises `ConfigError` naming what is wrong and where."""
+    values: dict[str, object] = {}
+    if path is not None:
+        try:
+            values.update(tomllib.loads(path.read_text()))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise ConfigError(f"{path}: {error}") from error
+    values.update(_from_environment(environ))
+    try:
+        return msgspec.convert(values, AgentConfig, strict=False).checked()
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"agent settings: {error}") from error
+
+
+def _from_environment(environ: Mapping[str, str]) -> dict[str, object]:
+    values: dict[str, object] = {}
+    for field in msgspec.structs.fields(AgentConfig):
+        text = environ.get(_ENV_PREFIX + field.name.upper())
+        if text:
+            values[field.name] = parse_labels(text) if field.name == "labels" else text
+    ports = environ.get(_ENV_PREFIX + "PORTS")
+    if ports:
+        low, dash, high = ports.partition("-")
+        if not dash:
+            raise ConfigError(f"{_ENV_PREFIX}PORTS is like 41000-48999, not {ports!r}")
+        values |= {"port_min": low, "port_max": high}
+    return values
+
+
+def parse_labels(text: str) -> dict[str, str]:
+    """Labels from `rack=r1,zone=a`. Raises `ConfigError` for an entry without `=`."""
+    labels = {}
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = entry.partition("=")
+        if not equals:
+            raise ConfigError(f"label {entry!r} is not key=value")
+        labels[key.strip()] = value.strip()
+    return labels

@@ -1,0 +1,1 @@
+"""Engines that a replica can run, behind one port."""

@@ -1,0 +1,106 @@
+"""The port between the agent and an engine: how to launch one, and how to read it.
+
+The agent never knows which engine it runs. It asks an `EngineAdapter` for the launch (argument
+vector, environment, readiness path) and for the meaning of a metrics page. Adapters are pure: they
+start nothing and open nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+EngineOptions = Mapping[str, str | int | float | bool]
+
+
+class EngineOptionError(ValueError):
+    """An engine option that the engine does not know, or whose value is out of range."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchContext:
+    """What the agent has prepared for one attempt of one replica."""
+
+    replica_id: str
+    attempt: int
+    served_model_name: str
+    model_dir: Path
+    host: str
+    ports: tuple[int, ...]
+    """Leased ports; `ports[0]` is the HTTP port, the rest as many as `port_count` asked for."""
+    api_key: str
+    """Goes into the environment, never into the argument vector."""
+    runtime_dir: Path
+    """Empty, private to this attempt (0700), removed after it."""
+    accelerator_uuids: tuple[str, ...] = ()
+    accelerator_kind: str = "cpu"
+    memory_bytes: int = 0
+    cpu_threads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process to start: no shell, a clean environment, secrets by environment only."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A cumulative Prometheus histogram: upper bounds (seconds, last is +Inf) and counts."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[float, ...]
+    total: float
+    """Sum of all observations, in the unit of the bounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSample:
+    """One scrape of an engine's metrics in this project's terms. `None`: the engine did not say.
+
+    Counters are totals since the engine's start; rates and quantiles over a window are computed by
+    the agent from two samples, with resets recognised by `process_start_seconds`.
+    """
+
+    process_start_seconds: float | None = None
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_used_ratio: float | None = None
+    kv_total_blocks: int | None = None
+    kv_block_tokens: int | None = None
+    prefix_query_tokens: float | None = None
+    prefix_hit_tokens: float | None = None
+    prompt_tokens: float | None = None
+    generation_tokens: float | None = None
+    requests_finished: float | None = None
+    ttft: Histogram | None = None
+    itl: Histogram | None = None
+    notes: tuple[str, ...] = ()
+    """Data-quality notes, such as `2 lines dropped` or `duplicate series`."""
+
+
+class EngineAdapter(Protocol):
+    """How to launch one kind of engine and how to read it."""
+
+    name: str
+    port_count: int
+    """Ports to lease for a replica, the HTTP port included."""
+    health_path: str
+    """GET: 200 when ready, 503 while loading or when the engine is dead."""
+    metrics_path: str
+
+    def check_options(self, options: EngineOptions) -> None:
+        """Raise `EngineOptionError`, naming the option and what would be right."""
+        ...
+
+    def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
+        """Return the process to start. Raises `EngineOptionError`."""
+        ...
+
+    def parse_metrics(self, page: str) -> EngineSample:
+        """Read a metrics page. A bad line is dropped and noted; the rest is used."""
+        ...

@@ -1,0 +1,1 @@
+"""The only code shared by agents and the control plane: messages, names and common digests."""

@@ -1,0 +1,413 @@
+"""Protocol v1: every message between the control plane and an agent.
+
+Strict out, tolerant in: a receiver ignores fields it does not know and refuses a `kind` it does not
+know with `UnknownMessageError`. A minor version only ever adds optional fields, so an agent that is
+one minor behind goes on working. Bytes that were once released stay in `tests/protocol/golden` and
+must decode for ever.
+
+Every message travels in an `Envelope`, sealed with a key that only the control plane and that one
+node can derive (`workers.protocol.digests`), so neither a stranger with access to the broker nor
+another node can speak for a node or command it.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+from typing import TypeAlias, TypeVar
+
+import msgspec
+
+from workers.protocol import digests
+
+MAJOR = 1
+MINOR = 0
+
+MAX_MESSAGE_BYTES = 256 * 1024
+"""Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
+
+
+class ProtocolError(Exception):
+    """A message that cannot be accepted."""
+
+
+class UnknownMessageError(ProtocolError):
+    """The kind or the major version is not one this side knows; upgrade the older side."""
+
+
+class MalformedMessageError(ProtocolError):
+    """The bytes are no message of this protocol."""
+
+
+class ForgedMessageError(ProtocolError):
+    """The seal does not fit: the sender does not hold this node's key."""
+
+
+class _Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Base of all parts: immutable, by keyword, defaults left off the wire."""
+
+
+# ------------------------------------------------------------------------------------------------
+# Parts
+# ------------------------------------------------------------------------------------------------
+class AcceleratorInfo(_Struct):
+    """One accelerator as the node's probe found it."""
+
+    uuid: str
+    kind: str
+    """`cuda`, `rocm`, `xpu` or `cpu`: what the engine will run on, as discovered."""
+    name: str
+    memory_bytes: int
+    ordinal: int = 0
+    """The vendor tool's index. For people; nothing is ever placed by it."""
+
+
+class ModelFile(_Struct):
+    """One file of a model: path relative to the model folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class ModelRef(_Struct):
+    """Weights and tokenizer, named by digest, and where the node finds them."""
+
+    name: str
+    digest: str
+    source: str
+    """`file:///absolute/folder`: a folder or mount that the node can read."""
+    files: tuple[ModelFile, ...] = ()
+
+
+class WantedState(enum.Enum):
+    """What the control plane wants of a replica."""
+
+    RUN = "run"
+    DRAIN = "drain"
+    """Take nothing new, let open requests end, then stop; the deadline is `drain_seconds`."""
+    STOP = "stop"
+
+
+class ReplicaSpec(_Struct):
+    """One replica as this node should run it."""
+
+    replica_id: str
+    deployment: str
+    generation: int
+    """Rises with every change of the wish; an older one than already applied is ignored."""
+    wanted: WantedState
+    model: ModelRef
+    engine: str
+    engine_options: dict[str, str | int | float | bool] = {}
+    accelerator_uuids: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    drain_seconds: float = 60.0
+    start_seconds: float = 300.0
+    """How long start-up may take before the attempt counts as failed."""
+
+
+class ExitInfo(_Struct):
+    """How an engine's main process ended."""
+
+    attempt: int
+    code: int | None = None
+    signal: int | None = None
+    duration_seconds: float = 0.0
+    log_tail: tuple[str, ...] = ()
+
+
+class ObservedState(enum.Enum):
+    """What the agent sees of a replica."""
+
+    WAITING = "waiting"
+    """Not launched yet; the reason says what it waits for."""
+    STARTING = "starting"
+    """The process runs and has not opened its port."""
+    LOADING = "loading"
+    """The port is open and the engine says that it is not ready."""
+    READY = "ready"
+    BACKING_OFF = "backing_off"
+    """The last attempt ended; the next one starts when the back-off is over."""
+    FAILED = "failed"
+    """The crash-loop limit is reached; a new generation starts afresh."""
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    """The whole process group is gone."""
+
+
+class ReplicaTelemetry(_Struct):
+    """One replica's load over a sliding window; `None` means that the engine did not say.
+
+    Ratios are 0-1. Quantiles are over `window_seconds` and absent where nothing finished in it.
+    """
+
+    window_seconds: float
+    age_seconds: float = 0.0
+    """Age of the newest successful scrape when the heartbeat was made."""
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_used_ratio: float | None = None
+    kv_total_blocks: int | None = None
+    kv_block_tokens: int | None = None
+    requests_per_second: float | None = None
+    prompt_tokens_per_second: float | None = None
+    generation_tokens_per_second: float | None = None
+    prefix_hit_ratio: float | None = None
+    ttft_p50_seconds: float | None = None
+    ttft_p95_seconds: float | None = None
+    ttft_p99_seconds: float | None = None
+    itl_p50_seconds: float | None = None
+    itl_p95_seconds: float | None = None
+    generation_tokens_total: float | None = None
+    requests_total: float | None = None
+    prefix_query_tokens_total: float | None = None
+    prefix_hit_tokens_total: float | None = None
+    notes: tuple[str, ...] = ()
+    """Data-quality notes, such as `metrics disabled (404)` or `2 lines dropped`."""
+
+
+class ReplicaObserved(_Struct):
+    """One replica as the agent sees it now."""
+
+    replica_id: str
+    generation: int
+    state: ObservedState
+    attempt: int = 0
+    restarts: int = 0
+    reason: str = ""
+    pid: int | None = None
+    address: str = ""
+    """`host:port` (IPv6 host in brackets) where the engine answers, set once the port is leased."""
+    ports: tuple[int, ...] = ()
+    uptime_seconds: float = 0.0
+    """Since this attempt's process started."""
+    start_took_seconds: float | None = None
+    """From launch to ready, of this attempt."""
+    retry_in_seconds: float | None = None
+    active_requests: int | None = None
+    last_exit: ExitInfo | None = None
+    telemetry: ReplicaTelemetry | None = None
+
+
+class UnknownProcess(_Struct):
+    """Carries our launch label or sits on our accelerator, and is no known replica."""
+
+    pid: int
+    replica_id: str = ""
+    accelerator_uuid: str = ""
+    memory_bytes: int = 0
+    command: str = ""
+
+
+class AgentLiveness(_Struct):
+    """Age of the last sign of life of each part of the agent, on the monotonic clock."""
+
+    intake_age_seconds: float | None = None
+    """Since the last command was taken in; the control plane resends the wish as a canary."""
+    intake_restarts: int = 0
+    reconcile_age_seconds: float | None = None
+    reconcile_restarts: int = 0
+    reconcile_error: str = ""
+
+
+class HostTelemetry(_Struct):
+    """The node itself."""
+
+    cpu_used_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    load1: float | None = None
+    network_receive_bytes_per_second: float | None = None
+    network_send_bytes_per_second: float | None = None
+
+
+# ------------------------------------------------------------------------------------------------
+# Reports: agent -> control plane
+# ------------------------------------------------------------------------------------------------
+class Hello(_Struct, tag_field="kind", tag="hello"):
+    """An agent introduces itself: at its start, and after each reconnect."""
+
+    node_id: str
+    boot_id: str
+    """New for every start of the agent process."""
+    major: int
+    minor: int
+    agent_version: str
+    hostname: str
+    address: str
+    """Where the node's replicas are reached; the control plane may replace an unusable one."""
+    accelerators: tuple[AcceleratorInfo, ...] = ()
+    engines: tuple[str, ...] = ()
+    cpu_count: int = 0
+    memory_bytes: int = 0
+    labels: dict[str, str] = {}
+    simulated: bool = False
+    reconnect: bool = False
+
+
+class Heartbeat(_Struct, tag_field="kind", tag="heartbeat"):
+    """Sign of life and the whole observed state of a node, once a second."""
+
+    node_id: str
+    boot_id: str
+    lease_epoch: int
+    sequence: int
+    sent_at_seconds: float
+    """The node's wall clock. Used to show skew, never to judge life."""
+    applied_revision: int
+    """Revision of the last wish that was applied in full."""
+    liveness: AgentLiveness
+    replicas: tuple[ReplicaObserved, ...] = ()
+    unknown_processes: tuple[UnknownProcess, ...] = ()
+    host: HostTelemetry | None = None
+
+
+class CommandResult(_Struct, tag_field="kind", tag="command_result"):
+    """What became of a command."""
+
+    node_id: str
+    command_id: str
+    outcome: str
+    """`done`, `refused` (older epoch or generation, past its deadline) or `failed`."""
+    reason: str = ""
+
+
+class LogChunk(_Struct, tag_field="kind", tag="log_chunk"):
+    """Lines of a replica's log, asked for by `TailLog`, batched at most four times a second."""
+
+    node_id: str
+    replica_id: str
+    attempt: int
+    lines: tuple[str, ...]
+    dropped_lines: int = 0
+    """Lines left out since the last chunk because the log grew faster than the cap."""
+
+
+Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk
+
+
+# ------------------------------------------------------------------------------------------------
+# Commands: control plane -> agent
+# ------------------------------------------------------------------------------------------------
+class _Command(_Struct):
+    command_id: str
+    lease_epoch: int
+    deadline_seconds: float
+    """Worth of the command in seconds from when it was sent; judged by the age of the message on
+    the queue as the agent can know it, so it bounds work, not safety (epochs do that)."""
+
+
+class ApplyDesired(_Command, tag_field="kind", tag="apply_desired"):
+    """The node's whole wish. Sent on each change, at each Hello, and regularly as a canary."""
+
+    revision: int
+    """Rises with every change of the node's wish; an older one than already applied is ignored."""
+    replicas: tuple[ReplicaSpec, ...] = ()
+
+
+class RequestHello(_Command, tag_field="kind", tag="request_hello"):
+    """The control plane does not accept this node's lease any more: introduce yourself again."""
+
+    reason: str
+
+
+class TailLog(_Command, tag_field="kind", tag="tail_log"):
+    """Send the log of a replica for `seconds`; sent again while somebody still reads."""
+
+    replica_id: str
+    seconds: float
+    backlog_lines: int = 200
+
+
+class ForgetReplica(_Command, tag_field="kind", tag="forget_replica"):
+    """The end of a replica is recorded: drop it from the journal (its log is kept a while)."""
+
+    replica_ids: tuple[str, ...]
+
+
+Command: TypeAlias = ApplyDesired | RequestHello | TailLog | ForgetReplica
+
+_Message = TypeVar("_Message")
+
+
+# ------------------------------------------------------------------------------------------------
+# Envelope
+# ------------------------------------------------------------------------------------------------
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """On the wire: the major version, whose message it is, the encoded body, its seal."""
+
+    major: int
+    node_id: str
+    body: bytes
+    seal: bytes
+
+
+_encoder = msgspec.msgpack.Encoder()
+_envelope_decoder = msgspec.msgpack.Decoder(Envelope)
+_report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
+
+
+def encode_report(report: Report, *, node_id: str, node_key: bytes) -> bytes:
+    """Encode and seal a report. Raises `MalformedMessageError` if it is over the size bound."""
+    return _seal(_encoder.encode(report), node_id, digests.report_key(node_key))
+
+
+def encode_command(command: Command, *, node_id: str, node_key: bytes) -> bytes:
+    """Encode and seal a command. Raises `MalformedMessageError` if it is over the size bound."""
+    return _seal(_encoder.encode(command), node_id, digests.command_key(node_key))
+
+
+def open_envelope(data: bytes) -> Envelope:
+    """Read the outer layer, so that the receiver knows whose key to check the seal with.
+
+    Raises `MalformedMessageError` for other bytes and `UnknownMessageError` for another major.
+    """
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MalformedMessageError(f"message of {len(data)} bytes is over {MAX_MESSAGE_BYTES}")
+    try:
+        envelope = _envelope_decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise MalformedMessageError(f"not an envelope: {error}") from error
+    if envelope.major != MAJOR:
+        raise UnknownMessageError(f"protocol major {envelope.major}; this side speaks {MAJOR}")
+    return envelope
+
+
+def decode_report(envelope: Envelope, *, node_key: bytes) -> Report:
+    """Check the seal and decode a report. Raises a `ProtocolError` that says what is wrong."""
+    _check_seal(envelope, digests.report_key(node_key))
+    return _decode(_report_decoder, envelope.body)
+
+
+def decode_command(envelope: Envelope, *, node_key: bytes) -> Command:
+    """Check the seal and decode a command. Raises a `ProtocolError` that says what is wrong."""
+    _check_seal(envelope, digests.command_key(node_key))
+    return _decode(_command_decoder, envelope.body)
+
+
+def _seal(body: bytes, node_id: str, key: bytes) -> bytes:
+    data = _encoder.encode(Envelope(MAJOR, node_id, body, digests.seal(key, node_id, body)))
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise MalformedMessageError(f"message of {len(data)} bytes is over {MAX_MESSAGE_BYTES}")
+    return data
+
+
+def _check_seal(envelope: Envelope, key: bytes) -> None:
+    expected = digests.seal(key, envelope.node_id, envelope.body)
+    if not hmac.compare_digest(envelope.seal, expected):
+        raise ForgedMessageError(f"bad seal on a message for node {envelope.node_id}")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_Message], body: bytes) -> _Message:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        if "Invalid value" in str(error) and "kind" in str(error):
+            raise UnknownMessageError(f"kind not known to this side: {error}") from error
+        raise MalformedMessageError(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise MalformedMessageError(str(error)) from error
