@@ -68,7 +68,6 @@ def delete_idempotency_records_before(moment: datetime) -> int:
     return IdempotencyRecord.objects.filter(created_at__lt=moment).delete()[0]
 
 
-
 def subject_of(key: ApiKey) -> Subject:
     """Return the audit subject of a key."""
     return Subject("api_key", str(key.pk), str(key))

@@ -44,7 +44,9 @@ class Node(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     name = models.CharField(max_length=120, unique=True)
-    failure_domain = models.ForeignKey(FailureDomain, on_delete=models.PROTECT, related_name="nodes")
+    failure_domain = models.ForeignKey(
+        FailureDomain, on_delete=models.PROTECT, related_name="nodes"
+    )
     key_epoch = models.PositiveIntegerField(
         default=1, help_text="Raise it to revoke every key of this node at once."
     )
@@ -69,7 +71,9 @@ class Node(models.Model):
         null=True, blank=True, help_text="Heartbeats arrive, but the agent takes no commands in."
     )
     reconcile_stale_since = models.DateTimeField(
-        null=True, blank=True, help_text="Heartbeats arrive, but the agent's launch loop stands still."
+        null=True,
+        blank=True,
+        help_text="Heartbeats arrive, but the agent's launch loop stands still.",
     )
     degraded_reason = models.CharField(max_length=500, blank=True)
     unknown_processes = models.JSONField(default=list, blank=True)

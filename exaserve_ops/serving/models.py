@@ -80,9 +80,7 @@ class Deployment(models.Model):
     drain_seconds = models.PositiveIntegerField(default=60)
     start_seconds = models.PositiveIntegerField(default=300)
     # Status
-    status = models.CharField(
-        max_length=16, choices=DEPLOYMENT.choices, default=DEPLOYMENT.initial
-    )
+    status = models.CharField(max_length=16, choices=DEPLOYMENT.choices, default=DEPLOYMENT.initial)
     next_ordinal = models.PositiveIntegerField(default=1, editable=False)
     created_at = models.DateTimeField(db_default=Now())
     updated_at = models.DateTimeField(db_default=Now())
@@ -164,7 +162,8 @@ class Replica(models.Model):
                 condition=models.Q(status__in=REPLICA.statuses), name="replica_status_known"
             ),
             models.CheckConstraint(
-                condition=models.Q(status__in=["pending", "stopped"]) | models.Q(node__isnull=False),
+                condition=models.Q(status__in=["pending", "stopped"])
+                | models.Q(node__isnull=False),
                 name="replica_has_a_node_once_placed",
             ),
             models.UniqueConstraint(

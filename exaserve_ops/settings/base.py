@@ -6,6 +6,7 @@ from pathlib import Path
 
 import django_stubs_ext
 from csp.constants import NONE, SELF
+
 from exaserve_ops.settings.env import read_environment
 
 ENV = read_environment()

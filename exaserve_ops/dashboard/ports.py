@@ -1,0 +1,60 @@
+"""What the pages need from outside. The wiring hands it in; tests hand in their own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A batch of lines of a replica's log; `position` orders entries and resumes a reader."""
+
+    position: str
+    attempt: int
+    lines: tuple[str, ...]
+    dropped_lines: int
+
+
+class LiveReader(Protocol):
+    """Reads what the controllers publish for live pages."""
+
+    async def fetch_layout(self) -> bytes | None:
+        """Newest heatmap layout: JSON text with `version`, `statuses`, `metrics`, `rows`, `columns`."""
+        ...
+
+    async def fetch_frame(self) -> bytes | None:
+        """Newest value frame, as `telemetry.domain.frames` describes."""
+        ...
+
+    async def fetch_summary(self) -> bytes | None:
+        """Newest summary: JSON text with the figures of the fleet page and their history."""
+        ...
+
+    async def fetch_log(self, replica_id: str, after: str, limit: int) -> list[LogEntry]:
+        """Log entries after a position (`0` for all that is kept), oldest first."""
+        ...
+
+    def read_node(self, node_id: str) -> dict[str, Any] | None:
+        """Last telemetry of a node and its replicas, for a page; `None` where nothing was reported."""
+        ...
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The newest summary, for a page."""
+        ...
+
+
+class _Slot:
+    reader: LiveReader | None = None
+
+
+def use_live_reader(reader: LiveReader) -> None:
+    """Hand in the reader that pages and consumers use."""
+    _Slot.reader = reader
+
+
+def live_reader() -> LiveReader:
+    """Return the reader. Raises `RuntimeError` where the wiring has not handed one in."""
+    if _Slot.reader is None:
+        raise RuntimeError("no live reader: the entry point must call wiring.connect_pages()")
+    return _Slot.reader

@@ -1,0 +1,256 @@
+"""Writing to the inventory: enrolling, cordoning, and what agents say about their nodes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from django.db import transaction
+
+from exaserve_ops.access.domain.keys import hash_key
+from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
+from exaserve_ops.inventory.models import Accelerator, FailureDomain, JoinToken, Node
+from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError
+from exaserve_ops.lib.hints import ring
+
+JOIN_TOKEN_LIFETIME = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorFacts:
+    """One accelerator as its agent found it."""
+
+    uuid: str
+    kind: str
+    name: str
+    memory_bytes: int
+    ordinal: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What an agent says about its node at its Hello."""
+
+    hostname: str
+    address: str
+    agent_version: str
+    boot_id: str
+    cpu_count: int = 0
+    memory_bytes: int = 0
+    engines: tuple[str, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
+    accelerators: tuple[AcceleratorFacts, ...] = ()
+
+
+@transaction.atomic
+def create_join_token(
+    *, actor: str, now: datetime, note: str = "", lifetime: timedelta = JOIN_TOKEN_LIFETIME
+) -> tuple[JoinToken, str]:
+    """Make a token that enrols one node, once. The second value is its text, shown this once."""
+    text = "xj-" + secrets.token_urlsafe(32)
+    token = JoinToken.objects.create(
+        sha256=hash_key(text),
+        note=note,
+        created_by=actor,
+        created_at=now,
+        expires_at=now + lifetime,
+    )
+    subject = Subject("join_token", str(token.pk), str(token))
+    record_event(subject, "created", actor=actor, now=now)
+    return token, text
+
+
+@transaction.atomic
+def enrol_node(*, token_text: str, node_id: UUID, name: str, hostname: str, now: datetime) -> Node:
+    """Spend a token and record the node under the identity that its agent generated.
+
+    Raises `DeniedError` for a token that is unknown, used or expired, and `ConflictError` for a name
+    or an identity that is taken; in both cases the token is not spent.
+    """
+    token = JoinToken.objects.select_for_update().filter(sha256=hash_key(token_text)).first()
+    if token is None or token.used_at is not None or token.expires_at <= now:
+        raise DeniedError(
+            "This join token is unknown, used or expired; make a new one on the Nodes page."
+        )
+    if not name.strip():
+        raise InvalidInputError("name", "give the node a name")
+    if Node.objects.filter(pk=node_id).exists():
+        raise ConflictError(
+            f"A node with identity {node_id} has joined before; start its agent with 'run', or "
+            "remove identity.json from its home folder to join as a new node."
+        )
+    other = Node.objects.filter(name=name).first()
+    if other is not None:
+        raise ConflictError(
+            f"The name '{name}' is taken by the node {other.pk} at {other.address or 'no address yet'}; "
+            "join with another --name."
+        )
+    node = Node.objects.create(
+        pk=node_id, name=name, hostname=hostname, failure_domain=_host_domain(name), created_at=now
+    )
+    token.used_at, token.used_by = now, node
+    token.save(update_fields=["used_at", "used_by"])
+    record_event(subject_of(node), "enrolled", actor=f"agent:{name}", now=now, reason=token.note)
+    ring("node", node.pk)
+    return node
+
+
+@transaction.atomic
+def record_hello(node_id: UUID, facts: NodeFacts, *, now: datetime) -> Node:
+    """Take over what an agent says about its node. History stays; accelerators are replaced whole."""
+    node = Node.objects.select_for_update().get(pk=node_id)
+    restarted = node.boot_id != facts.boot_id
+    moved = node.address != facts.address and bool(node.address)
+    previous = node.address
+    for name in ("hostname", "address", "agent_version", "boot_id", "cpu_count", "memory_bytes"):
+        setattr(node, name, getattr(facts, name))
+    node.engines = list(facts.engines)
+    node.labels = dict(facts.labels)
+    node.simulated = facts.simulated
+    node.last_report_at = now
+    node.save()
+    _place_in_domains(node)
+    _replace_accelerators(node, facts.accelerators)
+    if moved:
+        reason = f"address changed from {previous} to {facts.address}"
+        record_event(subject_of(node), "moved", actor=f"agent:{node}", now=now, reason=reason)
+    if restarted:
+        reason = f"agent {facts.agent_version} started"
+        record_event(subject_of(node), "said_hello", actor=f"agent:{node}", now=now, reason=reason)
+    ring("node", node.pk)
+    return node
+
+
+@transaction.atomic
+def advance_liveness(node_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> Node:
+    """Move a node's liveness by an event, under its row lock. Raises `IllegalTransitionError`."""
+    node = Node.objects.select_for_update().get(pk=node_id)
+    before = node.liveness
+    node.liveness = NODE_LIVENESS.next(before, event)
+    node.liveness_reason = reason[:500]
+    node.liveness_changed_at = now
+    node.save(update_fields=["liveness", "liveness_reason", "liveness_changed_at"])
+    record_event(
+        subject_of(node),
+        event,
+        actor=actor,
+        now=now,
+        moved=(before, node.liveness),
+        reason=reason,
+    )
+    ring("node", node.pk)
+    return node
+
+
+@transaction.atomic
+def cordon_node(node_id: UUID, *, reason: str, actor: str, now: datetime) -> Node:
+    """Place nothing new on a node; what runs there stays. Twice is harmless."""
+    return _set_cordon(node_id, cordoned=True, reason=reason, actor=actor, now=now)
+
+
+@transaction.atomic
+def uncordon_node(node_id: UUID, *, actor: str, now: datetime) -> Node:
+    """Let a node take new replicas again. Twice is harmless."""
+    return _set_cordon(node_id, cordoned=False, reason="", actor=actor, now=now)
+
+
+@transaction.atomic
+def record_degradation(
+    node_id: UUID,
+    *,
+    reason: str,
+    commands_stale_since: datetime | None,
+    reconcile_stale_since: datetime | None,
+    unknown_processes: Sequence[Mapping[str, object]],
+    now: datetime,
+) -> None:
+    """Record which part of an agent stands still while its heartbeats arrive; empty clears it."""
+    node = Node.objects.select_for_update().get(pk=node_id)
+    changed = node.degraded_reason != reason
+    node.degraded_reason = reason[:500]
+    node.commands_stale_since = commands_stale_since
+    node.reconcile_stale_since = reconcile_stale_since
+    node.unknown_processes = [dict(process) for process in unknown_processes]
+    node.save(
+        update_fields=[
+            "degraded_reason",
+            "commands_stale_since",
+            "reconcile_stale_since",
+            "unknown_processes",
+        ]
+    )
+    if changed:
+        event = "degraded" if reason else "healthy_again"
+        record_event(subject_of(node), event, actor=f"agent:{node}", now=now, reason=reason)
+
+
+def record_sightings(seen: Mapping[UUID, tuple[datetime, float | None]]) -> None:
+    """Write down, in one statement, when each node last reported and how its clock is off."""
+    nodes = [
+        Node(pk=node_id, last_report_at=at, clock_skew_seconds=skew)
+        for node_id, (at, skew) in seen.items()
+    ]
+    Node.objects.bulk_update(nodes, ["last_report_at", "clock_skew_seconds"])
+
+
+def subject_of(node: Node) -> Subject:
+    """Return the audit subject of a node."""
+    return Subject("node", str(node.pk), node.name)
+
+
+def _set_cordon(node_id: UUID, *, cordoned: bool, reason: str, actor: str, now: datetime) -> Node:
+    node = Node.objects.select_for_update().get(pk=node_id)
+    if node.cordoned == cordoned and node.cordon_reason == reason:
+        return node
+    node.cordoned, node.cordon_reason = cordoned, reason[:500]
+    node.save(update_fields=["cordoned", "cordon_reason"])
+    event = "cordoned" if cordoned else "uncordoned"
+    record_event(subject_of(node), event, actor=actor, now=now, reason=reason)
+    ring("node", node.pk)
+    return node
+
+
+def _host_domain(name: str) -> FailureDomain:
+    host, _ = FailureDomain.objects.get_or_create(kind=FailureDomain.Kind.HOST, name=name)
+    return host
+
+
+def _place_in_domains(node: Node) -> None:
+    """Hang the node's host under the rack and supernode that its labels name."""
+    parent: FailureDomain | None = None
+    for kind in (FailureDomain.Kind.SUPERNODE, FailureDomain.Kind.RACK):
+        name = node.labels.get(kind.value)
+        if name:
+            defaults = {"parent": parent}
+            parent, _ = FailureDomain.objects.get_or_create(kind=kind, name=name, defaults=defaults)
+    host = node.failure_domain
+    if host.parent != parent:
+        host.parent = parent
+        host.save(update_fields=["parent"])
+
+
+def _replace_accelerators(node: Node, facts: Sequence[AcceleratorFacts]) -> None:
+    known = [accelerator.uuid for accelerator in facts]
+    # One that replicas still point to is history of theirs: it stays until they are gone.
+    node.accelerators.exclude(pk__in=known).filter(replicas__isnull=True).delete()
+    Accelerator.objects.bulk_create(
+        [
+            Accelerator(
+                uuid=fact.uuid,
+                node=node,
+                kind=fact.kind,
+                name=fact.name,
+                memory_bytes=fact.memory_bytes,
+                ordinal=fact.ordinal,
+            )
+            for fact in facts
+        ],
+        update_conflicts=True,
+        unique_fields=["uuid"],
+        update_fields=["node", "kind", "name", "memory_bytes", "ordinal"],
+    )

@@ -1,0 +1,94 @@
+"""What an agent saw, in the control plane's own terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedExit:
+    """How an engine's main process ended."""
+
+    attempt: int
+    code: int | None
+    signal: int | None
+    after_seconds: float
+    log_tail: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """How it ended, for a reason: `killed by signal 9 after 12.3 s`."""
+        if self.signal:
+            return f"killed by signal {self.signal} after {self.after_seconds:.1f} s"
+        if self.code is not None:
+            return f"exited with code {self.code} after {self.after_seconds:.1f} s"
+        return f"ended after {self.after_seconds:.1f} s; how is not known"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaLoad:
+    """Load over a sliding window. `None`: the engine did not say."""
+
+    age_seconds: float = 0.0
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_used_ratio: float | None = None
+    kv_total_blocks: int | None = None
+    kv_block_tokens: int | None = None
+    requests_per_second: float | None = None
+    prompt_tokens_per_second: float | None = None
+    generation_tokens_per_second: float | None = None
+    prefix_hit_ratio: float | None = None
+    ttft_p50_seconds: float | None = None
+    ttft_p95_seconds: float | None = None
+    ttft_p99_seconds: float | None = None
+    itl_p50_seconds: float | None = None
+    itl_p95_seconds: float | None = None
+    prefix_query_tokens_total: float | None = None
+    prefix_hit_tokens_total: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedReplica:
+    """One replica as its agent sees it. `state` is one of the agent's observed states."""
+
+    replica_id: str
+    generation: int
+    state: str
+    attempt: int = 0
+    restarts: int = 0
+    reason: str = ""
+    pid: int | None = None
+    address: str = ""
+    ports: tuple[int, ...] = ()
+    uptime_seconds: float = 0.0
+    start_took_seconds: float | None = None
+    retry_in_seconds: float | None = None
+    active_requests: int | None = None
+    last_exit: ObservedExit | None = None
+    load: ReplicaLoad | None = None
+
+    @property
+    def event(self) -> str:
+        """The lifecycle event that this sighting is."""
+        return f"seen_{self.state}"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedReplica:
+    """One replica as a node should run it; what the wish of a node is made of."""
+
+    replica_id: str
+    deployment: str
+    generation: int
+    wanted: str
+    model_name: str
+    model_digest: str
+    model_source: str
+    model_files: tuple[tuple[str, int, str], ...]
+    engine: str
+    engine_options: dict[str, str | int | float | bool] = field(default_factory=dict)
+    accelerator_uuids: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    drain_seconds: float = 60.0
+    start_seconds: float = 300.0

@@ -1,0 +1,1 @@
+"""Writing: models, deployments and replicas, one module each."""

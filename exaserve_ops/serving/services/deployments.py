@@ -1,0 +1,239 @@
+"""Writing of deployments: what people want."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import IntegrityError, transaction
+
+from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.lib.errors import ConflictError, InvalidInputError
+from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
+from exaserve_ops.serving.models import Deployment, Model
+
+MAX_REPLICAS = 100_000
+_ENGINE_OPTION_TYPES = (str, int, float, bool)
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentWish:
+    """What somebody asks for. Zero memory: computed from the model."""
+
+    name: str
+    model_id: UUID
+    replicas: int
+    engine: str
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    served_name: str = ""
+    nodes: tuple[str, ...] = ()
+    replica_memory_bytes: int = 0
+    accelerators_per_replica: int = 1
+    drain_seconds: int = 60
+    start_seconds: int = 300
+
+
+@transaction.atomic
+def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Deployment:
+    """Record a new deployment. Raises `InvalidInputError` or `ConflictError`."""
+    model = Model.objects.filter(pk=wish.model_id).first()
+    if model is None:
+        raise InvalidInputError("model", "no such model is registered")
+    _check_replicas(wish.replicas)
+    _check_options(wish.engine_options)
+    if wish.accelerators_per_replica < 1:
+        raise InvalidInputError("accelerators_per_replica", "must be at least 1")
+    try:
+        with transaction.atomic():
+            deployment = Deployment.objects.create(
+                name=wish.name,
+                model=model,
+                served_name=wish.served_name or model.name,
+                replicas=wish.replicas,
+                engine=wish.engine,
+                engine_options=dict(wish.engine_options),
+                replica_memory_bytes=wish.replica_memory_bytes or _default_memory_bytes(model),
+                accelerators_per_replica=wish.accelerators_per_replica,
+                placement={"nodes": list(wish.nodes)} if wish.nodes else {},
+                drain_seconds=wish.drain_seconds,
+                start_seconds=wish.start_seconds,
+                created_at=now,
+                updated_at=now,
+            )
+    except IntegrityError as error:
+        raise ConflictError(f"a deployment named '{wish.name}' exists") from error
+    _record(deployment, "created", actor, now, f"{wish.replicas} replicas of {model.name}")
+    return deployment
+
+
+@transaction.atomic
+def scale_deployment(
+    deployment_id: UUID,
+    *,
+    replicas: int,
+    actor: str,
+    now: datetime,
+    expected_generation: int | None = None,
+    reason: str = "",
+) -> Deployment:
+    """Change how many replicas are wanted. The same number again is no change.
+
+    Raises `InvalidInputError`, or `ConflictError` where the deployment is being deleted or is not at
+    the generation that the caller had read.
+    """
+    _check_replicas(replicas)
+    deployment = _lock(deployment_id, expected_generation)
+    if deployment.replicas == replicas:
+        return deployment
+    change = f"{deployment.replicas} to {replicas} replicas" + (f": {reason}" if reason else "")
+    deployment.replicas = replicas
+    _raise_generation(deployment, now, ["replicas"])
+    _record(deployment, "scaled", actor, now, change)
+    return deployment
+
+
+@transaction.atomic
+def update_deployment(
+    deployment_id: UUID,
+    changes: Mapping[str, Any],
+    *,
+    actor: str,
+    now: datetime,
+    expected_generation: int | None = None,
+) -> Deployment:
+    """Change `replicas`, `drain_seconds`, `start_seconds` or `nodes` in one step.
+
+    Raises `InvalidInputError` for other fields (a new model or other engine options are another
+    deployment) and `ConflictError` as `scale_deployment` does.
+    """
+    allowed = {"replicas", "drain_seconds", "start_seconds", "nodes"}
+    for name in changes:
+        if name not in allowed:
+            raise InvalidInputError(
+                name, f"cannot be changed; what can: {', '.join(sorted(allowed))}"
+            )
+    deployment = _lock(deployment_id, expected_generation)
+    before = _wish_of(deployment)
+    if "replicas" in changes:
+        _check_replicas(changes["replicas"])
+        deployment.replicas = changes["replicas"]
+    deployment.drain_seconds = changes.get("drain_seconds", deployment.drain_seconds)
+    deployment.start_seconds = changes.get("start_seconds", deployment.start_seconds)
+    if "nodes" in changes:
+        deployment.placement = {"nodes": list(changes["nodes"])} if changes["nodes"] else {}
+    after = _wish_of(deployment)
+    if after == before:
+        return deployment
+    _raise_generation(deployment, now, ["replicas", "drain_seconds", "start_seconds", "placement"])
+    changed = ", ".join(f"{k} {before[k]} to {after[k]}" for k in after if after[k] != before[k])
+    _record(deployment, "changed", actor, now, changed)
+    return deployment
+
+
+@transaction.atomic
+def delete_deployment(
+    deployment_id: UUID,
+    *,
+    actor: str,
+    now: datetime,
+    expected_generation: int | None = None,
+    reason: str = "",
+) -> Deployment:
+    """Ask for the end of a deployment: its replicas are drained and stopped. Twice is harmless."""
+    deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
+    if deployment.status != ACTIVE:
+        return deployment
+    _check_generation(deployment, expected_generation)
+    return advance_deployment(deployment_id, "delete", actor=actor, now=now, reason=reason)
+
+
+@transaction.atomic
+def advance_deployment(
+    deployment_id: UUID, event: str, *, actor: str, now: datetime, reason: str = ""
+) -> Deployment:
+    """Move a deployment's status by an event. Raises `IllegalTransitionError`."""
+    deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
+    before = deployment.status
+    deployment.status = DEPLOYMENT.next(before, event)
+    _raise_generation(deployment, now, ["status"])
+    record_event(
+        subject_of(deployment),
+        event,
+        actor=actor,
+        now=now,
+        moved=(before, deployment.status),
+        reason=reason,
+        generation=deployment.generation,
+    )
+    ring("deployment", deployment.pk)
+    return deployment
+
+
+def subject_of(deployment: Deployment) -> Subject:
+    """Return the audit subject of a deployment."""
+    return Subject("deployment", str(deployment.pk), deployment.name)
+
+
+def _lock(deployment_id: UUID, expected_generation: int | None) -> Deployment:
+    deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
+    if deployment.status != ACTIVE:
+        raise ConflictError(f"deployment '{deployment.name}' is {deployment.status}")
+    _check_generation(deployment, expected_generation)
+    return deployment
+
+
+def _check_generation(deployment: Deployment, expected: int | None) -> None:
+    if expected is not None and expected != deployment.generation:
+        raise ConflictError(
+            f"deployment '{deployment.name}' is at generation {deployment.generation}, not {expected}: "
+            "somebody changed it meanwhile; read it again, then decide"
+        )
+
+
+def _check_replicas(replicas: object) -> None:
+    whole = isinstance(replicas, int) and not isinstance(replicas, bool)
+    if not whole or not 0 <= replicas <= MAX_REPLICAS:  # type: ignore[operator]  # whole: an int
+        raise InvalidInputError("replicas", f"give a whole number from 0 to {MAX_REPLICAS:,}")
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if not isinstance(value, _ENGINE_OPTION_TYPES):
+            raise InvalidInputError(f"engine_options.{name}", "give text, a number, true or false")
+
+
+def _default_memory_bytes(model: Model) -> int:
+    """Weights, KV for four longest contexts, and a quarter of both for activations and overhead."""
+    kv = 4 * (model.kv_bytes_per_token or 0) * (model.max_context_tokens or 0)
+    return (model.weights_bytes + kv) * 5 // 4
+
+
+def _raise_generation(deployment: Deployment, now: datetime, fields: list[str]) -> None:
+    deployment.generation += 1
+    deployment.updated_at = now
+    deployment.save(update_fields=[*fields, "generation", "updated_at"])
+
+
+def _record(deployment: Deployment, event: str, actor: str, now: datetime, reason: str) -> None:
+    record_event(
+        subject_of(deployment),
+        event,
+        actor=actor,
+        now=now,
+        reason=reason,
+        generation=deployment.generation,
+    )
+    ring("deployment", deployment.pk)
+
+
+def _wish_of(deployment: Deployment) -> dict[str, Any]:
+    return {
+        "replicas": deployment.replicas,
+        "drain_seconds": deployment.drain_seconds,
+        "start_seconds": deployment.start_seconds,
+        "nodes": deployment.placement.get("nodes", []),
+    }

@@ -1,0 +1,66 @@
+"""Registering of models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import transaction
+
+from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.lib.errors import ConflictError
+from exaserve_ops.serving.domain.architecture import Architecture
+from exaserve_ops.serving.domain.manifest import FileEntry, manifest_digest
+from exaserve_ops.serving.models import Model, ModelFile
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """A model's files and what its config.json says, as read from its folder."""
+
+    source: str
+    files: tuple[FileEntry, ...]
+    architecture: Architecture
+    parameter_count: int
+
+
+@transaction.atomic
+def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -> Model:
+    """Record a model. The same bytes under the same name again are no change.
+
+    Raises `ConflictError` where the name stands for other bytes.
+    """
+    digest = manifest_digest(facts.files)
+    known = Model.objects.filter(name=name).first()
+    if known is not None:
+        if known.digest == digest:
+            return known
+        raise ConflictError(f"'{name}' names other bytes ({known.digest}); register another name")
+    architecture = facts.architecture
+    model = Model.objects.create(
+        name=name,
+        digest=digest,
+        source=facts.source,
+        architecture={
+            "family": architecture.family,
+            "layers": architecture.layers,
+            "hidden": architecture.hidden,
+            "heads": architecture.heads,
+            "kv_heads": architecture.kv_heads,
+            "head_dim": architecture.head_dim,
+            "vocabulary": architecture.vocabulary,
+            "dtype": architecture.dtype,
+        },
+        parameter_count=facts.parameter_count,
+        weights_bytes=sum(f.size_bytes for f in facts.files if f.path.endswith(".safetensors")),
+        kv_bytes_per_token=architecture.kv_bytes_per_token,
+        max_context_tokens=architecture.max_context_tokens,
+        created_at=now,
+    )
+    ModelFile.objects.bulk_create(
+        ModelFile(model=model, path=f.path, size_bytes=f.size_bytes, sha256=f.sha256)
+        for f in facts.files
+    )
+    subject = Subject("model", str(model.pk), model.name)
+    record_event(subject, "registered", actor=actor, now=now, reason=digest)
+    return model
