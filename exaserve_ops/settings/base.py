@@ -43,6 +43,7 @@ INSTALLED_APPS = [
     "django.contrib.staticfiles",
     "django.contrib.humanize",
     "django.contrib.postgres",
+    "exaserve_ops",  # no models of its own; here so that Django finds the management commands
 ]
 
 MIDDLEWARE = [

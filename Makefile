@@ -1,0 +1,69 @@
+# Two commands matter: `make up` starts the whole product here, `make test` runs every check.
+# Everything else is a part of one of them; `make help` lists all.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help up venv venv-dev chromium test lint format types fast browser screenshots clean
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+WORKERS ?= 2
+ARGS ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# pip's own byte-compiling is one process; leaving it to first use costs each process a little.
+export PYTHONUNBUFFERED := 1
+
+help: ## List the targets.
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+up: venv ## Start stores, control plane, gateway and agents. Options: make up ARGS="--nodes 2 --load"
+	@exec $(BIN)/python manage.py up $(ARGS)
+
+venv: ## Create .venv and install what the product needs, if the pins changed.
+	@.ci/venv "$(VENV)" requirements.txt "$(PYTHON)"
+
+venv-dev: ## The same with what tests, lint and types need.
+	@.ci/venv "$(VENV)" requirements-dev.txt "$(PYTHON)"
+
+chromium: ## Install Chromium for the browser tests, by apt, if root; else say how.
+	@if command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null; then exit 0; fi
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+		echo "Chromium is missing, so the browser tests will be skipped. To run them: sudo apt-get install chromium"
+		exit 0
+	fi
+	echo "Installing Chromium for the browser tests ..."
+	( apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null ) \
+		|| echo "apt could not install Chromium, so the browser tests will be skipped."
+
+lint: venv-dev ## Format check, lint and import contracts.
+	@echo "== format";    $(BIN)/ruff format --check .
+	echo "== lint";      $(BIN)/ruff check .
+	echo "== contracts"; $(BIN)/lint-imports
+
+format: venv-dev ## Format and fix what can be fixed.
+	@$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: venv-dev ## mypy, strict.
+	@echo "== types"; $(BIN)/mypy
+
+fast: venv-dev ## The tests that need no stores, processes or browser.
+	@$(BIN)/python -m pytest tests/domain tests/protocol $(ARGS)
+
+test: venv-dev chromium lint types ## Everything: lint, contracts, types, then all tests.
+	@echo "== tests"
+	$(BIN)/python -m pytest -p tests.scheduling -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+browser: venv-dev chromium ## The browser tests only.
+	@$(BIN)/python -m pytest tests/browser $(ARGS)
+
+screenshots: venv-dev chromium ## Make the pictures of the README out of a running fleet.
+	@$(BIN)/python -m bench.screenshots $(ARGS)
+
+clean: ## Remove caches. The virtual environment and var/ (your data) stay.
+	@rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

@@ -1,0 +1,305 @@
+"""The stages of the start, in order. Each waits until what it started can be used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from exaserve_ops.adapters import stores
+from exaserve_ops.adapters.supervision import ProgramState
+from exaserve_ops.management.allinone import programs
+from exaserve_ops.management.allinone.console import Stage, StartError
+from exaserve_ops.management.allinone.errands import Errand, run_errand
+from exaserve_ops.management.allinone.fleet import INFERENCE_KEY, Fleet
+from exaserve_ops.management.allinone.rest import RestClient
+
+DEMO = "demo"
+_MODEL_FOLDER = "demo-llama"
+_STORE_SECONDS = 120
+_ERRAND_SECONDS = 300
+_SERVICE_SECONDS = 120
+_REPLICA_SECONDS = 600
+
+
+def bring_up(fleet: Fleet) -> None:
+    """Start everything and wait until a client would be answered.
+
+    Raises `StartError`, `StoreError` or `InterruptedStartError`; what was started is left running.
+    """
+    _start_stores(fleet)
+    with contextlib.ExitStack() as errands:
+        model = errands.enter_context(_model_errand(fleet)) if fleet.shape.with_demo else None
+        _run(fleet, "database schema", ("manage.py", "migrate_once"), limit_seconds=_ERRAND_SECONDS)
+        _start_control_plane(fleet)
+        if model is not None:
+            _wait_for_errand(fleet, "demo model", model)
+    _run(fleet, "accounts and demo", _provision_arguments(fleet), limit_seconds=_ERRAND_SECONDS)
+    _join_nodes(fleet)
+    _start_agents(fleet)
+    if fleet.shape.with_demo:
+        _wait_for_replicas(fleet)
+        _wait_for_answer(fleet)
+    if fleet.shape.with_load:
+        _start(fleet, "background load", (programs.LOAD,), lambda: "", limit_seconds=_SERVICE_SECONDS)
+
+
+def model_folder(fleet: Fleet) -> Path:
+    """Folder of the demo model."""
+    return fleet.files.var / "models" / _MODEL_FOLDER
+
+
+def api(fleet: Fleet) -> RestClient:
+    """Return a client of the REST API with the rights of the administrator."""
+    return RestClient(fleet.addresses.web_url, fleet.files.secret_path(INFERENCE_KEY).read_text().strip())
+
+
+# ------------------------------------------------------------------------------------------------
+# Stages
+# ------------------------------------------------------------------------------------------------
+def _start_stores(fleet: Fleet) -> None:
+    embedded = fleet.postgres is not None
+    _start(
+        fleet,
+        "Postgres" if embedded else "Postgres (DATABASE_URL)",
+        (programs.POSTGRES,) if embedded else (),
+        lambda: _database_missing(fleet),
+        limit_seconds=_STORE_SECONDS,
+    )
+    embedded = fleet.valkey is not None
+    _start(
+        fleet,
+        "Valkey" if embedded else "Redis (REDIS_URL)",
+        (programs.VALKEY,) if embedded else (),
+        lambda: _redis_missing(fleet),
+        limit_seconds=_STORE_SECONDS,
+    )
+
+
+def _start_control_plane(fleet: Fleet) -> None:
+    web = RestClient(fleet.addresses.web_url)
+    gateway = RestClient(fleet.addresses.gateway_url)
+    # All at once: each spends most of its start importing, and the cores are there to be used.
+    for name in (programs.WEB, programs.GATEWAY, programs.CONTROLLERS):
+        fleet.supervisor.start(name)
+    _start(fleet, "web", (programs.WEB,), lambda: web.unreachable("/"), limit_seconds=_SERVICE_SECONDS)
+    _start(
+        fleet,
+        "gateway",
+        (programs.GATEWAY,),
+        lambda: gateway.unreachable("/v1/models"),
+        limit_seconds=_SERVICE_SECONDS,
+    )
+    _start(
+        fleet,
+        "controllers, chores",
+        (programs.CONTROLLERS, programs.CHORES, programs.BEAT),
+        lambda: _not_running(fleet, (programs.CONTROLLERS, programs.CHORES, programs.BEAT)),
+        limit_seconds=_SERVICE_SECONDS,
+    )
+
+
+def _join_nodes(fleet: Fleet) -> None:
+    for name in fleet.shape.node_names:
+        token = fleet.files.secret_path(f"join-{name}")
+        if not token.exists():
+            continue
+        arguments = (
+            "-m", "workers.agent", "join",
+            "--home", str(fleet.site.homes[name]),
+            "--url", fleet.addresses.web_url,
+            "--name", name,
+            "--address", programs.LOOPBACK,
+            "--token-file", str(token),
+        )  # fmt: skip
+        _run(fleet, f"{name} joins", arguments, limit_seconds=_SERVICE_SECONDS, secret=False)
+        token.unlink()
+
+
+def _start_agents(fleet: Fleet) -> None:
+    names = tuple(programs.agent_name(name) for name in fleet.shape.node_names)
+    client = api(fleet)
+    _start(
+        fleet,
+        "agents",
+        names,
+        lambda: _silent_nodes(client, fleet.shape.node_names),
+        limit_seconds=_SERVICE_SECONDS,
+    )
+
+
+def _wait_for_replicas(fleet: Fleet) -> None:
+    client = api(fleet)
+    with fleet.console.stage("replicas") as stage:
+        fleet.console.wait_until_done(
+            stage,
+            lambda: _replicas_missing(client, stage),
+            limit_seconds=_REPLICA_SECONDS,
+            advice=f"See the page of the replicas at {fleet.addresses.public_url}.",
+        )
+
+
+def _wait_for_answer(fleet: Fleet) -> None:
+    client = RestClient(fleet.addresses.gateway_url, api(fleet).token, timeout_seconds=60)
+    with fleet.console.stage("first answer") as stage:
+        fleet.console.wait_until_done(
+            stage,
+            lambda: _answer_missing(client, stage),
+            limit_seconds=_SERVICE_SECONDS,
+            advice=f"See {fleet.files.logs / 'gateway.log'}.",
+        )
+
+
+# ------------------------------------------------------------------------------------------------
+# What a stage still waits for; nothing when it is over
+# ------------------------------------------------------------------------------------------------
+def _database_missing(fleet: Fleet) -> str:
+    try:
+        if fleet.postgres is not None:
+            stores.create_database(fleet.files, fleet.postgres)
+        stores.connect(fleet.addresses.database_url).close()
+    except stores.StoreNotReadyError as error:
+        return str(error)
+    return ""
+
+
+def _redis_missing(fleet: Fleet) -> str:
+    try:
+        stores.check_redis(fleet.addresses.redis_url)
+    except stores.StoreNotReadyError as error:
+        return str(error)
+    return ""
+
+
+def _not_running(fleet: Fleet, names: Iterable[str]) -> str:
+    statuses = fleet.supervisor.statuses()
+    return ", ".join(
+        f"{name} {statuses[name].state.value.lower()}"
+        for name in names
+        if statuses[name].state is not ProgramState.RUNNING
+    )
+
+
+def _silent_nodes(client: RestClient, names: tuple[str, ...]) -> str:
+    nodes = _ask(client, "/api/v1/nodes/")
+    if isinstance(nodes, str):
+        return nodes
+    live = {node["name"] for node in nodes if node["liveness"] == "live"}
+    missing = [name for name in names if name not in live]
+    return f"no heartbeat yet of {', '.join(missing)}" if missing else ""
+
+
+def _replicas_missing(client: RestClient, stage: Stage) -> str:
+    deployments = _ask(client, "/api/v1/deployments/")
+    replicas = _ask(client, "/api/v1/replicas/")
+    if isinstance(deployments, str) or isinstance(replicas, str):
+        return str(deployments if isinstance(deployments, str) else replicas)
+    wanted = sum(int(one["replicas"]) for one in deployments if one["name"] == DEMO)
+    states = [str(one["status"]) for one in replicas if one["status"] != "stopped"]
+    ready = states.count("ready")
+    if ready >= wanted:
+        stage.outcome = f"{ready} ready"
+        return ""
+    others = sorted({f"{states.count(state)} {state}" for state in states if state != "ready"})
+    return ", ".join([f"{ready} of {wanted} ready", *others])
+
+
+def _answer_missing(client: RestClient, stage: Stage) -> str:
+    request = {
+        "model": DEMO,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 4,
+    }
+    try:
+        answer = client.post("/v1/chat/completions", request)
+    except (OSError, ValueError) as error:
+        return str(error)
+    stage.outcome = f"{answer['usage']['completion_tokens']} tokens"
+    return ""
+
+
+def _ask(client: RestClient, path: str) -> list[dict[str, Any]] | str:
+    """Return the items, or why there are none."""
+    try:
+        return client.get_all(path)
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+# ------------------------------------------------------------------------------------------------
+# Starting and running
+# ------------------------------------------------------------------------------------------------
+def _start(
+    fleet: Fleet,
+    title: str,
+    names: tuple[str, ...],
+    missing: Callable[[], str],
+    *,
+    limit_seconds: float,
+) -> None:
+    with fleet.console.stage(title) as stage:
+        for name in names:
+            fleet.supervisor.start(name)
+        logs = ", ".join(str(fleet.files.logs / f"{name}.log") for name in names)
+        fleet.console.wait_until_done(
+            stage, missing, limit_seconds=limit_seconds, advice=f"See {logs}." if logs else ""
+        )
+
+
+def _run(
+    fleet: Fleet,
+    title: str,
+    arguments: tuple[str, ...],
+    *,
+    limit_seconds: float,
+    secret: bool = True,
+) -> None:
+    """Run an errand to its end; `secret` lets it see the control plane's environment."""
+    with run_errand(
+        title,
+        arguments,
+        fleet_id=fleet.files.fleet_id,
+        code=fleet.site.code,
+        environment=fleet.environment if secret else {},
+    ) as errand:
+        _wait_for_errand(fleet, title, errand, limit_seconds=limit_seconds)
+
+
+def _wait_for_errand(
+    fleet: Fleet, title: str, errand: Errand, *, limit_seconds: float = _ERRAND_SECONDS
+) -> None:
+    with fleet.console.stage(title) as stage:
+        fleet.console.wait_until_done(stage, errand.missing, limit_seconds=limit_seconds, advice="Try again.")
+        stage.outcome = errand.last_line() or "done"
+
+
+def _model_errand(fleet: Fleet) -> contextlib.AbstractContextManager[Errand]:
+    return run_errand(
+        "demo model",
+        ("-m", "workers.engines.demo_model", str(model_folder(fleet))),
+        fleet_id=fleet.files.fleet_id,
+        code=fleet.site.code,
+        environment={},
+    )
+
+
+def _provision_arguments(fleet: Fleet) -> tuple[str, ...]:
+    arguments = ["manage.py", "provision"]
+    for name in fleet.shape.node_names:
+        arguments += ["--node", f"{name}={_known_identity(fleet, name)}"]
+    if fleet.shape.with_demo:
+        arguments += ["--model", str(model_folder(fleet)), "--replicas", str(fleet.shape.replicas)]
+    return tuple(arguments)
+
+
+def _known_identity(fleet: Fleet, name: str) -> str:
+    """Return the id under which a node has joined before; empty if it has not."""
+    try:
+        identity = json.loads((fleet.files.node_home(name) / "identity.json").read_text())
+    except FileNotFoundError:
+        return ""
+    except json.JSONDecodeError as error:
+        raise StartError(f"the identity of {name} is damaged: {error}") from error
+    return str(identity["node_id"]) if identity.get("node_key") else ""
