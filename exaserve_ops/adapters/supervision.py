@@ -212,7 +212,8 @@ def _program_section(program: Program, files: FleetFiles) -> list[str]:
         f"stopwaitsecs = {program.stop_seconds}",
         "killasgroup = true",
         "redirect_stderr = true",
-        f"stdout_logfile = {_literal(files.logs / program.name)}.log",
+        # Supervisor expands this one value twice, so it is made literal twice.
+        f"stdout_logfile = {_literal(_literal(files.logs / program.name))}.log",
         f"stdout_logfile_maxbytes = {_LOG_BYTES}",
         f"stdout_logfile_backups = {_LOG_BACKUPS}",
     ]
