@@ -1,0 +1,88 @@
+"""The port between the HTTP face and what generates text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from workers.engines.openai_server.metrics import EngineLoad
+from workers.engines.openai_server.stream import GenerationStream
+
+Status = Literal["loading", "ready", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """Whether the engine can answer. `progress` of loading is 0-1."""
+
+    status: Status
+    progress: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation, its text parts joined."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationTask:
+    """What to generate, checked and tokenised."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    temperature: float = 1.0
+    """0 means greedy."""
+    top_p: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class TextEngine(Protocol):
+    """What generates text. Methods are called on the server's event loop and must not block."""
+
+    owner: str
+    """`owned_by` in the list of models; says so if the engine is simulated."""
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest prompt plus completion. Known when ready."""
+        ...
+
+    def start(self) -> None:
+        """Begin to load. Called once, when the port is open."""
+        ...
+
+    def readiness(self) -> Readiness:
+        """Whether requests can be answered."""
+        ...
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Tokens of a conversation with the prompt for the next answer. Raises `ApiError`."""
+        ...
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a plain prompt."""
+        ...
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this."""
+        ...
+
+    def submit(self, task: GenerationTask, stream: GenerationStream) -> None:
+        """Queue a task; its text arrives on the stream."""
+        ...
+
+    def cancel(self, request_id: str) -> None:
+        """Stop a task that nobody waits for and free what it holds. Unknown ids are ignored."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """Requests and blocks now."""
+        ...

@@ -1,0 +1,245 @@
+"""The routes: parse, check, tokenise, hand over to the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import uuid
+from collections.abc import Sequence
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from workers.engines.openai_server.errors import (
+    ApiError,
+    bad_request,
+    error_response,
+    unavailable,
+)
+from workers.engines.openai_server.generation import GenerationResponse
+from workers.engines.openai_server.metrics import EngineMetrics
+from workers.engines.openai_server.port import GenerationTask, TextEngine
+from workers.engines.openai_server.replies import ReplyShape, unix_seconds
+from workers.engines.openai_server.replies import Route as RouteName
+from workers.engines.openai_server.schema import (
+    MAX_BODY_BYTES,
+    Body,
+    ChatRequest,
+    CompletionRequest,
+    check_max_tokens,
+    check_messages,
+    check_sampling,
+    decode_body,
+    single_prompt,
+)
+from workers.engines.openai_server.stream import GenerationStream
+
+HEALTH_PATH = "/health"
+_DEFAULT_COMPLETION_TOKENS = 16
+_LONG_TEXT_CHARACTERS = 20_000
+"""From here on tokenising takes milliseconds and moves to a thread."""
+
+
+class Api:
+    """The endpoints of one engine."""
+
+    def __init__(self, engine: TextEngine, metrics: EngineMetrics, model_name: str) -> None:
+        """Serve `engine` under `model_name`."""
+        self._engine = engine
+        self._metrics = metrics
+        self._model_name = model_name
+        self._started_at = unix_seconds()
+        self.draining = False
+        """True once the process was told to end: nothing new is taken."""
+
+    def routes(self) -> list[Route]:
+        """All routes; only health needs no key."""
+        return [
+            Route(HEALTH_PATH, self.health, methods=["GET"]),
+            Route("/metrics", self.metrics, methods=["GET"]),
+            Route("/v1/models", self.models, methods=["GET"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+        ]
+
+    async def health(self, _request: Request) -> Response:
+        """200 when requests are taken, else 503 and why."""
+        readiness = self._engine.readiness()
+        body: dict[str, object] = {"status": readiness.status}
+        if readiness.status == "loading":
+            body["progress"] = round(readiness.progress, 3)
+        elif self.draining and readiness.status == "ready":
+            body["status"] = "draining"
+        status = 200 if body["status"] == "ready" else 503
+        return Response(msgspec.json.encode(body), status, media_type="application/json")
+
+    async def metrics(self, _request: Request) -> Response:
+        """The Prometheus page."""
+        return Response(self._metrics.page(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    async def models(self, _request: Request) -> Response:
+        """The one model; its length limit is known once it is loaded."""
+        ready = self._engine.readiness().status == "ready"
+        card = {
+            "id": self._model_name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": self._engine.owner,
+            "max_model_len": self._engine.max_model_tokens if ready else None,
+        }
+        body = msgspec.json.encode({"object": "list", "data": [card]})
+        return Response(body, media_type="application/json")
+
+    async def chat(self, request: Request) -> GenerationResponse:
+        """POST /v1/chat/completions."""
+        body = await self._read(request, ChatRequest)
+        messages = check_messages(body.messages)
+        characters = sum(len(message.content) for message in messages)
+        if characters > _LONG_TEXT_CHARACTERS:
+            prompt = await asyncio.to_thread(self._engine.encode_chat, messages)
+        else:
+            prompt = self._engine.encode_chat(messages)
+        return self._respond("chat", body, prompt)
+
+    async def completions(self, request: Request) -> GenerationResponse:
+        """POST /v1/completions."""
+        body = await self._read(request, CompletionRequest)
+        text = single_prompt(body.prompt)
+        if isinstance(text, list):
+            prompt = text
+        elif len(text) > _LONG_TEXT_CHARACTERS:
+            prompt = await asyncio.to_thread(self._engine.encode_text, text)
+        else:
+            prompt = self._engine.encode_text(text)
+        return self._respond("text", body, prompt)
+
+    async def _read(self, request: Request, kind: type[Body]) -> Body:
+        self._refuse_unless_ready()
+        body = decode_body(await _read_bounded(request), kind)
+        if body.model != self._model_name:
+            raise ApiError(
+                404,
+                f"The model {body.model!r} does not exist; this engine serves {self._model_name!r}.",
+                param="model",
+                code="model_not_found",
+            )
+        if request.headers.get("x-session-id"):
+            self._metrics.session_requests.inc()
+        return body
+
+    def _refuse_unless_ready(self) -> None:
+        if self.draining:
+            raise unavailable("This engine is draining.", code="draining")
+        status = self._engine.readiness().status
+        if status != "ready":
+            raise unavailable(f"This engine is not ready: {status}.", code=status)
+
+    def _respond(
+        self, route: RouteName, body: ChatRequest | CompletionRequest, prompt: Sequence[int]
+    ) -> GenerationResponse:
+        task = self._task(route, body, prompt)
+        stream = GenerationStream(
+            loop=asyncio.get_running_loop(),
+            metrics=self._metrics,
+            prompt_tokens=len(task.prompt),
+        )
+        shape = ReplyShape(route, task.request_id, self._model_name, unix_seconds())
+        response = GenerationResponse(self._engine, task, stream, shape)
+        if not body.stream:
+            return response
+        options = body.stream_options
+        return response.streamed(include_usage=options is not None and options.include_usage)
+
+    def _task(
+        self, route: RouteName, body: ChatRequest | CompletionRequest, prompt: Sequence[int]
+    ) -> GenerationTask:
+        sampling = check_sampling(body)
+        self._check_prompt(prompt, "messages" if route == "chat" else "prompt")
+        limit = self._engine.max_model_tokens
+        room = limit - len(prompt)
+        wanted = check_max_tokens(body)
+        if wanted is None:
+            wanted = room if route == "chat" else min(room, _DEFAULT_COMPLETION_TOKENS)
+        if room < 1 or wanted > room:
+            raise bad_request(
+                f"This model's maximum context length is {limit} tokens; the request asks for "
+                f"{len(prompt)} of prompt and {max(wanted, 1)} of completion.",
+                param="messages" if route == "chat" else "prompt",
+                code="context_length_exceeded",
+            )
+        prefix = "chatcmpl" if route == "chat" else "cmpl"
+        return GenerationTask(
+            request_id=f"{prefix}-{uuid.uuid4().hex}",
+            prompt=tuple(prompt),
+            max_tokens=wanted,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            seed=sampling.seed,
+            stop=sampling.stop,
+            ignore_eos=sampling.ignore_eos,
+        )
+
+    def _check_prompt(self, prompt: Sequence[int], param: str) -> None:
+        if not prompt:
+            raise bad_request("The prompt must have at least one token.", param=param)
+        if min(prompt) < 0 or max(prompt) >= self._engine.vocabulary_size:
+            raise bad_request(f"Token ids must be from 0 to {self._engine.vocabulary_size - 1}.", param=param)
+
+
+class _RequireKey:
+    """Refuses every request without the bearer token, before its body is read; health is open."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == HEALTH_PATH or self._has_key(scope):
+            await self._app(scope, receive, send)
+            return
+        error = ApiError(401, "A valid API key is required.", code="invalid_api_key")
+        await error_response(error)(scope, receive, send)
+
+    def _has_key(self, scope: Scope) -> bool:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
+
+
+def build_app(api: Api, api_key: str) -> Starlette:
+    """Return the ASGI application of an engine. `api_key` must not be empty."""
+    if not api_key:
+        raise ValueError("an engine does not serve without an API key")
+    return Starlette(
+        routes=api.routes(),
+        middleware=[Middleware(_RequireKey, api_key=api_key)],
+        exception_handlers={ApiError: _answer_error, 404: _answer_not_found, 405: _answer_wrong_verb},
+    )
+
+
+async def _read_bounded(request: Request) -> bytes:
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_BODY_BYTES:
+            raise ApiError(413, f"The body is over {MAX_BODY_BYTES} bytes.", code="body_too_large")
+    return bytes(data)
+
+
+async def _answer_error(_request: Request, error: Exception) -> Response:
+    if not isinstance(error, ApiError):
+        raise error
+    return error_response(error)
+
+
+async def _answer_not_found(request: Request, _error: Exception) -> Response:
+    return error_response(ApiError(404, f"No such route: {request.url.path}", code="not_found"))
+
+
+async def _answer_wrong_verb(request: Request, _error: Exception) -> Response:
+    return error_response(ApiError(405, f"{request.method} is not allowed here.", code="method"))

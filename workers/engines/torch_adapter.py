@@ -1,0 +1,51 @@
+"""Adapter of the built-in torch engine."""
+
+from __future__ import annotations
+
+from workers.engines.base import EngineOptions, EngineSample, Launch, LaunchContext
+from workers.engines.options import (
+    ChoiceOption,
+    IntegerOption,
+    NumberOption,
+    Option,
+    option_arguments,
+)
+from workers.engines.own_launch import own_launch, parse_own_metrics
+
+_OPTIONS: dict[str, Option] = {
+    "device": ChoiceOption(("auto", "cpu", "cuda")),
+    "dtype": ChoiceOption(("auto", "float32", "bfloat16", "float16")),
+    "num_blocks": IntegerOption(1, 100_000_000),
+    "kv_memory_bytes": IntegerOption(1 << 16, 1 << 44),
+    "max_model_len": IntegerOption(16, 10_000_000),
+    "max_num_seqs": IntegerOption(1, 4096),
+    "max_num_batched_tokens": IntegerOption(1, 1_000_000),
+    "threads": IntegerOption(1, 1024),
+    "drain_seconds": NumberOption(0.0, 86_400.0),
+}
+
+
+class TorchAdapter:
+    """Launches `workers.engines.torch_engine`."""
+
+    name: str = "torch"
+    port_count: int = 1
+    health_path: str = "/health"
+    metrics_path: str = "/metrics"
+
+    def check_options(self, options: EngineOptions) -> None:
+        """Raise `EngineOptionError`, naming the option and what would be right."""
+        option_arguments(_OPTIONS, options)
+
+    def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
+        """Return the process to start. Raises `EngineOptionError`."""
+        defaults: dict[str, str | int] = {"threads": max(context.cpu_threads, 1)}
+        if context.accelerator_kind == "cpu":
+            # A CPU replica on a node with GPUs must not help itself to one.
+            defaults["device"] = "cpu"
+        arguments = option_arguments(_OPTIONS, {**defaults, **options})
+        return own_launch("workers.engines.torch_engine", context, arguments)
+
+    def parse_metrics(self, page: str) -> EngineSample:
+        """Read a metrics page. A bad line is dropped and noted; the rest is used."""
+        return parse_own_metrics(page)

@@ -1,0 +1,70 @@
+"""`python -m workers.engines.torch_engine`: the built-in engine as a process."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from workers.engines.openai_server.serve import (
+    add_server_arguments,
+    configure_logging,
+    serve,
+    settings_from,
+)
+from workers.engines.torch_engine.config import ModelConfigError, read_model_config
+from workers.engines.torch_engine.engine import TorchEngine
+from workers.engines.torch_engine.settings import EngineSettings
+
+
+def positive_integer(text: str) -> int:
+    """Parse a flag that must be 1 or more."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of this engine's flags."""
+    parser = argparse.ArgumentParser(prog="torch_engine", description=__doc__)
+    add_server_arguments(parser)
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--num-blocks", type=positive_integer, help="KV blocks of 16 tokens")
+    parser.add_argument("--kv-memory-bytes", type=positive_integer)
+    parser.add_argument("--max-model-len", type=positive_integer, help="in tokens")
+    parser.add_argument("--max-num-seqs", type=positive_integer, default=64)
+    parser.add_argument("--max-num-batched-tokens", type=positive_integer)
+    parser.add_argument("--threads", type=positive_integer)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the engine. Returns 0 after a drain, 1 if loading failed, 2 for bad arguments."""
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    configure_logging()
+    server = settings_from(arguments, parser)
+    try:
+        config = read_model_config(arguments.model_dir)
+    except ModelConfigError as error:
+        parser.error(str(error))
+    settings = EngineSettings(
+        model_dir=arguments.model_dir,
+        model_name=arguments.served_model_name,
+        device=arguments.device,
+        dtype=arguments.dtype,
+        num_blocks=arguments.num_blocks,
+        kv_memory_bytes=arguments.kv_memory_bytes,
+        max_model_len=arguments.max_model_len,
+        max_num_seqs=arguments.max_num_seqs,
+        max_num_batched_tokens=arguments.max_num_batched_tokens,
+        threads=arguments.threads,
+    )
+    engine = TorchEngine(settings, config)
+    return serve(engine, engine.metrics, server)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

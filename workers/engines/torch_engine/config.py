@@ -1,0 +1,187 @@
+"""What a model folder says about its architecture. No torch: it is read before the port opens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+_MISSING = object()
+
+
+class ModelConfigError(ValueError):
+    """The model folder cannot be served by this engine; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Rotary embedding: base frequency and, if scaled, how."""
+
+    theta: float
+    kind: str = "default"
+    """`default`, `linear` or `llama3`."""
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position_tokens: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Architecture of a decoder of the Llama family."""
+
+    architecture: str
+    vocabulary_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    norm_epsilon: float
+    rope: RopeConfig
+    max_position_tokens: int
+    tied_embeddings: bool
+    qkv_bias: bool
+    output_bias: bool
+    qk_norm: bool
+    dtype: str
+    """`float32`, `bfloat16` or `float16`: how the weights were saved."""
+    eos_token_ids: frozenset[int]
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that one token keeps in the KV pool."""
+        return 2 * self.layers * self.kv_heads * self.head_size
+
+
+def read_model_config(model_dir: Path) -> ModelConfig:
+    """Read config.json and generation_config.json. Raises `ModelConfigError`."""
+    raw = _read_json(model_dir / "config.json")
+    path = model_dir / "generation_config.json"
+    generation = _read_json(path) if path.exists() else {}
+    return parse_model_config(raw, generation)
+
+
+def parse_model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+    """Turn the two files' contents into a config. Raises `ModelConfigError`."""
+    architecture = _architecture(raw)
+    _refuse_unsupported(raw)
+    heads = _integer(raw, "num_attention_heads")
+    hidden_size = _integer(raw, "hidden_size")
+    kv_heads = _integer(raw, "num_key_value_heads", heads)
+    if kv_heads < 1 or heads % kv_heads:
+        raise ModelConfigError(f"{heads} heads cannot share {kv_heads} key-value heads evenly")
+    attention_bias = bool(raw.get("attention_bias", False))
+    return ModelConfig(
+        architecture=architecture,
+        vocabulary_size=_integer(raw, "vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=_integer(raw, "intermediate_size"),
+        layers=_integer(raw, "num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=_integer(raw, "head_dim", hidden_size // heads),
+        norm_epsilon=float(raw.get("rms_norm_eps", 1e-6)),
+        rope=_rope(raw),
+        max_position_tokens=_integer(raw, "max_position_embeddings"),
+        tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
+        output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
+        qk_norm=architecture == "Qwen3ForCausalLM",
+        dtype=_dtype(raw),
+        eos_token_ids=_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
+    )
+
+
+def _architecture(raw: Mapping[str, Any]) -> str:
+    named = raw.get("architectures") or []
+    for name in named:
+        if name in SUPPORTED_ARCHITECTURES:
+            return str(name)
+    raise ModelConfigError(
+        f"unsupported architecture {', '.join(map(str, named)) or '(none named)'}; "
+        f"this engine serves {', '.join(SUPPORTED_ARCHITECTURES)}"
+    )
+
+
+def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
+    if raw.get("quantization_config"):
+        raise ModelConfigError("quantized weights (quantization_config) are not supported")
+    if raw.get("use_sliding_window"):
+        raise ModelConfigError("sliding-window attention (use_sliding_window) is not supported")
+    if raw.get("mlp_bias"):
+        raise ModelConfigError("biases in the MLP (mlp_bias) are not supported")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ModelConfigError(f"activation {raw['hidden_act']!r} is not supported; only silu is")
+
+
+def _rope(raw: Mapping[str, Any]) -> RopeConfig:
+    """Read both spellings: `rope_theta` with `rope_scaling`, and the newer `rope_parameters`."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(scaling, Mapping):
+        raise ModelConfigError("rope_scaling must be an object")
+    theta = float(scaling.get("rope_theta", raw.get("rope_theta", 10_000.0)))
+    kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind not in ("linear", "llama3"):
+        raise ModelConfigError(f"rope scaling {kind!r} is not supported; linear and llama3 are")
+    try:
+        factor = float(scaling["factor"])
+    except KeyError as error:
+        raise ModelConfigError(f"rope scaling {kind!r} needs a factor") from error
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+        original_max_position_tokens=int(
+            scaling.get("original_max_position_embeddings", raw.get("max_position_embeddings", 8192))
+        ),
+    )
+
+
+def _dtype(raw: Mapping[str, Any]) -> str:
+    dtype = str(raw.get("dtype") or raw.get("torch_dtype") or "float32")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise ModelConfigError(f"weights of type {dtype!r} are not supported")
+    return dtype
+
+
+def _token_ids(value: object) -> frozenset[int]:
+    if value is None:
+        return frozenset()
+    if isinstance(value, int):
+        return frozenset({value})
+    if isinstance(value, list) and all(isinstance(item, int) for item in value):
+        return frozenset(value)
+    raise ModelConfigError(f"eos_token_id must be a token id or a list of them, not {value!r}")
+
+
+def _integer(raw: Mapping[str, Any], name: str, default: object = _MISSING) -> int:
+    value = raw.get(name)
+    if value is None:
+        value = default
+    if value is _MISSING:
+        raise ModelConfigError(f"config.json lacks {name}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ModelConfigError(f"config.json: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ModelConfigError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ModelConfigError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelConfigError(f"{path} is not a JSON object")
+    return value

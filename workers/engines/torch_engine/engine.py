@@ -1,0 +1,114 @@
+"""The engine behind the HTTP face: loads in a thread, then runs the loop in it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
+from workers.engines.openai_server.port import ChatMessage, GenerationTask, Readiness
+from workers.engines.openai_server.stream import GenerationStream
+from workers.engines.torch_engine.config import ModelConfig
+from workers.engines.torch_engine.settings import EngineSettings
+from workers.engines.torch_engine.tokenizer import ModelTokenizer
+
+if TYPE_CHECKING:
+    from workers.engines.torch_engine.engine_loop import EngineLoop
+
+log = logging.getLogger(__name__)
+
+
+class TorchEngine:
+    """Implements `TextEngine` with torch. Nothing of torch is imported before `start`."""
+
+    owner = "exaserve"
+
+    def __init__(self, settings: EngineSettings, config: ModelConfig) -> None:
+        """Remember what to load; `start` loads it."""
+        self._settings = settings
+        self._config = config
+        self._progress = 0.0
+        self._load_failed = False
+        self._tokenizer: ModelTokenizer | None = None
+        self._loop: EngineLoop | None = None
+        self._max_model_tokens = 0
+        self.metrics = EngineMetrics(self.load)
+
+    @property
+    def max_model_tokens(self) -> int:
+        """Longest prompt plus completion; 0 until loaded."""
+        return self._max_model_tokens
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this."""
+        return self._config.vocabulary_size
+
+    def start(self) -> None:
+        """Load and run in a thread, so that the port answers meanwhile."""
+        threading.Thread(target=self._load_and_run, name="engine-loop", daemon=True).start()
+
+    def readiness(self) -> Readiness:
+        """Loading, ready, or failed for good."""
+        if self._load_failed or (self._loop is not None and self._loop.failed):
+            return Readiness("failed")
+        if self._loop is None:
+            return Readiness("loading", self._progress)
+        return Readiness("ready")
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Tokens of a conversation. Only called when ready."""
+        return self._ready_tokenizer().encode_chat(messages)
+
+    def encode_text(self, text: str) -> list[int]:
+        """Tokens of a plain prompt. Only called when ready."""
+        return self._ready_tokenizer().encode_text(text)
+
+    def submit(self, task: GenerationTask, stream: GenerationStream) -> None:
+        """Queue a task. Only called when ready."""
+        if self._loop is None:
+            raise RuntimeError("submit before ready")
+        self._loop.submit(task, stream)
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a task."""
+        if self._loop is not None:
+            self._loop.cancel(request_id)
+
+    def load(self) -> EngineLoad:
+        """Requests and blocks after the last step."""
+        return EngineLoad() if self._loop is None else self._loop.load()
+
+    def _ready_tokenizer(self) -> ModelTokenizer:
+        if self._tokenizer is None:
+            raise RuntimeError("encode before ready")
+        return self._tokenizer
+
+    def _load_and_run(self) -> None:
+        began = time.monotonic()
+        try:
+            loop = self._load_all()
+        except Exception:
+            log.exception("loading %s failed", self._settings.model_dir)
+            self._load_failed = True
+            return
+        log.info("ready after %.2f s", time.monotonic() - began)
+        self._loop = loop
+        loop.run()
+
+    def _load_all(self) -> EngineLoop:
+        # Imported here: torch takes a second, and the port is to answer before that.
+        from workers.engines.torch_engine import loading  # noqa: PLC0415
+
+        self._tokenizer = ModelTokenizer(self._settings.model_dir)
+        loaded = loading.load_engine(
+            self._settings, self._config, self._tokenizer, self.metrics, self._note_progress
+        )
+        self._max_model_tokens = loaded.max_model_tokens
+        return loaded.loop
+
+    def _note_progress(self, done_ratio: float) -> None:
+        self._progress = done_ratio

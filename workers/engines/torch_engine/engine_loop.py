@@ -1,0 +1,192 @@
+"""The thread that computes: takes requests in, steps, hands text out."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.engines.kv_blocks import BlockAllocator
+from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
+from workers.engines.openai_server.port import GenerationTask
+from workers.engines.openai_server.stop_strings import StopFilter
+from workers.engines.openai_server.stream import Delta, FinishReason, GenerationStream, push_deltas
+from workers.engines.torch_engine.batch import build_batch
+from workers.engines.torch_engine.model import Decoder
+from workers.engines.torch_engine.sampling import Sampler, sample_tokens
+from workers.engines.torch_engine.scheduler import Scheduler, Sequence, StepPlan
+from workers.engines.torch_engine.tokenizer import IncrementalDecoder, ModelTokenizer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Request:
+    """One open request, as the loop sees it."""
+
+    task: GenerationTask
+    stream: GenerationStream
+    sequence: Sequence
+    sampler: Sampler
+    decoder: IncrementalDecoder
+    stops: StopFilter
+
+    @property
+    def generated(self) -> int:
+        return len(self.sequence.tokens) - len(self.task.prompt)
+
+
+class EngineLoop:
+    """Steps the model while there is work. `submit`, `cancel` and `load` may be called by any thread.
+
+    A failure ends every open request with an error and the loop with it: what the device's memory
+    holds after an exception cannot be trusted, so the process is to be replaced.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        tokenizer: ModelTokenizer,
+        allocator: BlockAllocator,
+        scheduler: Scheduler,
+        metrics: EngineMetrics,
+        *,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        """Bind the parts; `run` does the work."""
+        self._decoder = decoder
+        self._tokenizer = tokenizer
+        self._allocator = allocator
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._eos_token_ids = eos_token_ids
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._requests: dict[str, _Request] = {}
+        self._load = EngineLoad(blocks=allocator.use())
+        self._stopping = False
+        self.failed = False
+        """True once the loop has died."""
+
+    def submit(self, task: GenerationTask, stream: GenerationStream) -> None:
+        """Queue a request."""
+        self._post(lambda: self._add(task, stream))
+
+    def cancel(self, request_id: str) -> None:
+        """Drop a request and free its blocks before the next step."""
+        self._post(lambda: self._drop(request_id))
+
+    def stop(self) -> None:
+        """End the loop after the step in progress."""
+        self._stopping = True
+        self._post(lambda: None)
+
+    def load(self) -> EngineLoad:
+        """Load after the last step, with what has come in since."""
+        return self._load
+
+    def run(self) -> None:
+        """Work until stopped."""
+        try:
+            while not self._stopping:
+                self._take_in()
+                if not self._stopping:
+                    self._step()
+        except Exception:
+            log.exception("the model loop died")
+            self.failed = True
+            self._fail_all()
+
+    def _post(self, action: Callable[[], None]) -> None:
+        with self._wake:
+            self._inbox.append(action)
+            self._wake.notify()
+        if self.failed:
+            self._fail_all()
+
+    def _take_in(self) -> None:
+        """Act on what came in; wait for something if there is nothing to compute."""
+        with self._wake:
+            while not self._inbox and not self._requests:
+                self._wake.wait()
+            actions = list(self._inbox)
+            self._inbox.clear()
+        for action in actions:
+            action()
+        if actions:
+            self._note_load()
+
+    def _add(self, task: GenerationTask, stream: GenerationStream) -> None:
+        sequence = Sequence(task.request_id, list(task.prompt))
+        self._requests[task.request_id] = _Request(
+            task=task,
+            stream=stream,
+            sequence=sequence,
+            sampler=Sampler.seeded(task.temperature, task.top_p, task.seed),
+            decoder=IncrementalDecoder(self._tokenizer, task.prompt),
+            stops=StopFilter(task.stop),
+        )
+        self._scheduler.add(sequence)
+
+    def _drop(self, request_id: str) -> None:
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self._scheduler.remove(request.sequence)
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan_step()
+        self._note_admissions(plan)
+        if not plan.chunks:
+            return
+        batch = build_batch(plan.chunks, device=self._decoder.device, dtype=self._decoder.dtype)
+        logits = self._decoder.forward(batch)
+        requests = [self._requests[c.sequence.request_id] for c in batch.sampled_chunks]
+        tokens = sample_tokens(logits, [request.sampler for request in requests])
+        self._scheduler.complete(plan)
+        deltas = []
+        for request, token in zip(requests, tokens, strict=True):
+            request.sequence.tokens.append(token)
+            delta = self._read_token(request, token)
+            if delta.finish is not None:
+                self._drop(request.task.request_id)
+            deltas.append((request.stream, delta))
+        self._note_load()
+        push_deltas(deltas)
+
+    def _note_admissions(self, plan: StepPlan) -> None:
+        for admission in plan.admissions:
+            self._requests[admission.sequence.request_id].stream.begin(admission.cached_tokens)
+        if plan.preempted:
+            self._metrics.preemptions.inc(len(plan.preempted))
+
+    def _read_token(self, request: _Request, token: int) -> Delta:
+        """Turn a new token into text and decide whether the request ends with it."""
+        if token in self._eos_token_ids and not request.task.ignore_eos:
+            return Delta(request.stops.flush(), 1, "stop")
+        text, stopped = request.stops.feed(request.decoder.feed(token))
+        finish: FinishReason | None = None
+        if stopped:
+            finish = "stop"
+        elif request.generated >= request.task.max_tokens:
+            finish = "length"
+            text += request.stops.flush()
+        return Delta(text, 1, finish)
+
+    def _note_load(self) -> None:
+        self._load = EngineLoad(
+            running=self._scheduler.running,
+            waiting=self._scheduler.waiting,
+            blocks=self._allocator.use(),
+        )
+
+    def _fail_all(self) -> None:
+        with self._wake:
+            actions = list(self._inbox)
+            self._inbox.clear()
+        for action in actions:
+            action()
+        streams = [request.stream for request in self._requests.values()]
+        self._requests.clear()
+        push_deltas([(stream, Delta("", 0, "error")) for stream in streams])

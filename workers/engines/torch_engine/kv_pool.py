@@ -1,0 +1,67 @@
+"""The tensors behind the KV blocks, allocated once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.engines.torch_engine.config import ModelConfig
+from workers.protocol.digests import KV_BLOCK_TOKENS
+
+_CUDA_FREE_RATIO = 0.85
+"""Part of the memory left after the weights that goes to KV; the rest is for activations."""
+_CPU_DEFAULT_BYTES = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class KvPool:
+    """Keys and values of all blocks, each `[layers, blocks, block_tokens, kv_heads, head_size]`."""
+
+    keys: Tensor
+    values: Tensor
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks in the pool."""
+        return self.keys.shape[1]
+
+
+def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers, keys and values."""
+    return config.kv_elements_per_token * KV_BLOCK_TOKENS * dtype.itemsize
+
+
+def choose_pool_blocks(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    wanted_blocks: int | None,
+    wanted_bytes: int | None,
+) -> int:
+    """Blocks to allocate: as told, else by bytes, else by what the device has free.
+
+    Raises `ValueError` if not even one block fits.
+    """
+    if wanted_blocks is not None:
+        return wanted_blocks
+    budget = wanted_bytes
+    if budget is None:
+        budget = _CPU_DEFAULT_BYTES
+        if device.type == "cuda":
+            budget = int(torch.cuda.mem_get_info(device)[0] * _CUDA_FREE_RATIO)
+    blocks = budget // block_bytes(config, dtype)
+    if blocks < 1:
+        raise ValueError(f"{budget} bytes do not hold one KV block of {block_bytes(config, dtype)} bytes")
+    return blocks
+
+
+def allocate_pool(config: ModelConfig, blocks: int, *, dtype: torch.dtype, device: torch.device) -> KvPool:
+    """Allocate the pool, zeroed: padding reads it, and garbage could be NaN."""
+    shape = (config.layers, blocks, KV_BLOCK_TOKENS, config.kv_heads, config.head_size)
+    return KvPool(
+        keys=torch.zeros(shape, dtype=dtype, device=device),
+        values=torch.zeros(shape, dtype=dtype, device=device),
+    )

@@ -1,0 +1,102 @@
+"""From settings to a loop that is ready to step: device, weights, pool, limits."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from workers.engines.kv_blocks import BlockAllocator
+from workers.engines.openai_server.metrics import EngineMetrics
+from workers.engines.torch_engine.config import ModelConfig
+from workers.engines.torch_engine.engine_loop import EngineLoop
+from workers.engines.torch_engine.kv_pool import allocate_pool, choose_pool_blocks
+from workers.engines.torch_engine.model import Decoder
+from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
+from workers.engines.torch_engine.settings import EngineSettings
+from workers.engines.torch_engine.tokenizer import ModelTokenizer
+from workers.engines.torch_engine.weights import load_weights
+from workers.protocol.digests import KV_BLOCK_TOKENS
+
+log = logging.getLogger(__name__)
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STEP_TOKENS = {"cuda": 4096, "cpu": 512}
+"""Token budget of a step: on a CPU a long one would stall all that decode."""
+
+
+class DeviceError(RuntimeError):
+    """The wanted device is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEngine:
+    """A loop ready to run and the length limit that its pool allows."""
+
+    loop: EngineLoop
+    max_model_tokens: int
+
+
+def load_engine(
+    settings: EngineSettings,
+    config: ModelConfig,
+    tokenizer: ModelTokenizer,
+    metrics: EngineMetrics,
+    on_progress: Callable[[float], None],
+) -> LoadedEngine:
+    """Load everything. Raises `DeviceError`, `WeightsError` or `ValueError`."""
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    device = choose_device(settings.device)
+    dtype = choose_dtype(settings.dtype, config, device)
+    log.info("device %s, %s, %d threads", device, dtype, torch.get_num_threads())
+    weights = load_weights(settings.model_dir, config, device=device, dtype=dtype, on_progress=on_progress)
+    blocks = choose_pool_blocks(
+        config,
+        dtype,
+        device,
+        wanted_blocks=settings.num_blocks,
+        wanted_bytes=settings.kv_memory_bytes,
+    )
+    pool = allocate_pool(config, blocks, dtype=dtype, device=device)
+    max_model_tokens = _model_length(settings, config, blocks)
+    log.info("%d KV blocks, at most %d tokens a request", blocks, max_model_tokens)
+    allocator = BlockAllocator(blocks)
+    budget = settings.max_num_batched_tokens or _STEP_TOKENS.get(device.type, 512)
+    limits = SchedulerLimits(settings.max_num_seqs, max(budget, settings.max_num_seqs))
+    loop = EngineLoop(
+        Decoder(config, weights, pool),
+        tokenizer,
+        allocator,
+        Scheduler(allocator, limits, salt=settings.model_name.encode()),
+        metrics,
+        eos_token_ids=config.eos_token_ids,
+    )
+    return LoadedEngine(loop, max_model_tokens)
+
+
+def choose_device(wanted: str) -> torch.device:
+    """Return the device to use; `auto` takes CUDA where there is one. Raises `DeviceError`."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    if wanted.startswith("cuda") and not torch.cuda.is_available():
+        raise DeviceError("device cuda was asked for and this process sees none")
+    return torch.device(wanted)
+
+
+def choose_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torch.dtype:
+    """Return what to compute in; `auto` is the weights' own type, and float32 on a CPU."""
+    if wanted == "auto":
+        wanted = "float32" if device.type == "cpu" else config.dtype
+    return _DTYPES[wanted]
+
+
+def _model_length(settings: EngineSettings, config: ModelConfig, blocks: int) -> int:
+    """Length limit of a request: as told, as trained, and never more than the pool can hold."""
+    wanted = settings.max_model_len or config.max_position_tokens
+    length = min(wanted, config.max_position_tokens, blocks * KV_BLOCK_TOKENS)
+    if length < wanted:
+        log.warning("a request's length is limited to %d tokens, not %d", length, wanted)
+    return length

@@ -1,0 +1,211 @@
+"""What each step computes: continuous batching over a token budget and a pool of blocks.
+
+Deterministic, without I/O, clock or tensors, so that every schedule can be replayed in a test.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from workers.engines.kv_blocks import BlockAllocator
+from workers.protocol.digests import KV_BLOCK_TOKENS, block_hash_chain
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerLimits:
+    """Bounds of one step."""
+
+    max_sequences: int
+    max_batched_tokens: int
+    """Tokens computed in one step, at least `max_sequences`."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request as the scheduler sees it. Only the scheduler changes it, but for `tokens`."""
+
+    request_id: str
+    tokens: list[int]
+    """Prompt and what was generated; the engine appends each sampled token."""
+    computed: int = 0
+    """Tokens whose keys and values are in blocks."""
+    blocks: list[int] = field(default_factory=list)
+    chain: list[bytes] = field(default_factory=list)
+    """Hashes of the leading full blocks, as far as they were worked out."""
+    named_blocks: int = 0
+    """Leading blocks whose content the allocator knows."""
+    admitted_before: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Part of a sequence to compute in this step."""
+
+    sequence: Sequence
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Tokens of the sequence that are computed once this chunk is."""
+        return self.start + self.count
+
+    @property
+    def samples(self) -> bool:
+        """Whether the sequence's next token comes out of this step."""
+        return self.end == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A request that was taken up for the first time, and how much of it was in cache."""
+
+    sequence: Sequence
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step: what to compute, who is new, who was set back."""
+
+    chunks: tuple[Chunk, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    preempted: tuple[Sequence, ...] = ()
+
+
+class Scheduler:
+    """Queues sequences, gives them blocks, and takes blocks back when they run out.
+
+    Oldest first: a sequence is only ever set back for an older one, so the oldest always ends, and
+    with it, one by one, all others. One sequence must fit in the pool alone.
+    """
+
+    def __init__(self, allocator: BlockAllocator, limits: SchedulerLimits, *, salt: bytes = b"") -> None:
+        """Schedule onto `allocator`; `salt` keeps the prefixes of different models apart."""
+        if limits.max_batched_tokens < limits.max_sequences:
+            raise ValueError("the token budget must cover one token for each sequence")
+        self._allocator = allocator
+        self._limits = limits
+        self._salt = salt
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []
+        """In order of admission."""
+
+    @property
+    def running(self) -> int:
+        """Sequences that hold blocks."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences that queue."""
+        return len(self._waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence."""
+        sequence.chain = block_hash_chain(sequence.tokens, salt=self._salt)
+        self._waiting.append(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence go, running or waiting; its full blocks stay as cache."""
+        if sequence in self._running:
+            self._running.remove(sequence)
+            self._give_back(sequence)
+        elif sequence in self._waiting:
+            self._waiting.remove(sequence)
+
+    def plan_step(self) -> StepPlan:
+        """Choose the next step's chunks and give them their blocks."""
+        chunks: list[Chunk] = []
+        preempted: list[Sequence] = []
+        decoding = sum(1 for sequence in self._running if _pending(sequence) == 1)
+        # Each decoding sequence has its token's place kept, so prefill never stalls the others.
+        prefill_budget = self._limits.max_batched_tokens - decoding
+        for sequence in list(self._running):
+            if sequence in preempted:
+                continue
+            count = min(_pending(sequence), 1 if _pending(sequence) == 1 else prefill_budget)
+            if count < 1 or not self._make_room(sequence, count, preempted):
+                continue
+            if _pending(sequence) > 1:
+                prefill_budget -= count
+            chunks.append(Chunk(sequence, sequence.computed, count))
+        self._waiting.extendleft(preempted)
+        admissions: list[Admission] = []
+        if not preempted:
+            self._admit(prefill_budget, chunks, admissions)
+        return StepPlan(tuple(chunks), tuple(admissions), tuple(preempted))
+
+    def complete(self, plan: StepPlan) -> None:
+        """Note that a plan's chunks are computed; full prompt blocks become shareable."""
+        for chunk in plan.chunks:
+            chunk.sequence.computed = chunk.end
+            self._name_blocks(chunk.sequence)
+
+    def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
+        """Give a running sequence blocks for `count` tokens; false if it had to step back itself."""
+        needed = _blocks_for(sequence.computed + count) - len(sequence.blocks)
+        while needed > 0:
+            blocks = self._allocator.allocate(needed)
+            if blocks is not None:
+                sequence.blocks += blocks
+                return True
+            victim = self._running.pop()
+            self._give_back(victim)
+            preempted.append(victim)
+            if victim is sequence:
+                return False
+        return True
+
+    def _admit(self, budget: int, chunks: list[Chunk], admissions: list[Admission]) -> None:
+        while self._waiting and budget > 0 and len(self._running) < self._limits.max_sequences:
+            sequence = self._waiting[0]
+            # At least one token is computed, since its logits are what is wanted.
+            cached = self._allocator.match(sequence.chain[: (len(sequence.tokens) - 1) // KV_BLOCK_TOKENS])
+            if not self._fits(sequence, cached):
+                return
+            self._waiting.popleft()
+            self._allocator.acquire(cached)
+            sequence.blocks = cached
+            sequence.computed = len(cached) * KV_BLOCK_TOKENS
+            sequence.named_blocks = len(cached)
+            count = min(_pending(sequence), budget)
+            needed = _blocks_for(sequence.computed + count) - len(cached)
+            sequence.blocks += self._allocator.allocate(needed) or ()
+            self._running.append(sequence)
+            budget -= count
+            chunks.append(Chunk(sequence, sequence.computed, count))
+            if not sequence.admitted_before:
+                sequence.admitted_before = True
+                admissions.append(Admission(sequence, sequence.computed))
+
+    def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether all of it fits now, with a little left for those that run to grow into."""
+        needed = _blocks_for(len(sequence.tokens)) - len(cached)
+        reserve = len(self._running)
+        return self._allocator.available - self._allocator.count_idle(cached) >= needed + reserve
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        full = min(sequence.computed // KV_BLOCK_TOKENS, len(sequence.chain))
+        for index in range(sequence.named_blocks, full):
+            self._allocator.register(sequence.blocks[index], sequence.chain[index])
+        sequence.named_blocks = max(sequence.named_blocks, full)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Release the blocks, naming those of generated text too: the next turn repeats it."""
+        if sequence.computed // KV_BLOCK_TOKENS > len(sequence.chain):
+            sequence.chain = block_hash_chain(sequence.tokens, salt=self._salt)
+        self._name_blocks(sequence)
+        self._allocator.release(sequence.blocks)
+        sequence.blocks = []
+        sequence.computed = 0
+        sequence.named_blocks = 0
+
+
+def _pending(sequence: Sequence) -> int:
+    return len(sequence.tokens) - sequence.computed
+
+
+def _blocks_for(tokens: int) -> int:
+    return -(-tokens // KV_BLOCK_TOKENS)

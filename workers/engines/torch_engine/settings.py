@@ -1,0 +1,22 @@
+"""What the command line of the engine says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What the command line says; `None` means that the engine chooses."""
+
+    model_dir: Path
+    model_name: str
+    device: str = "auto"
+    dtype: str = "auto"
+    num_blocks: int | None = None
+    kv_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int | None = None
+    threads: int | None = None
