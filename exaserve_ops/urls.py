@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from django.urls import URLPattern, URLResolver
+from django.contrib import admin
+from django.urls import include, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("", include("exaserve_ops.api.urls")),
+    path("", include("exaserve_ops.dashboard.urls")),
+]

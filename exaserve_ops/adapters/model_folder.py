@@ -1,62 +1,80 @@
-"""Reads a model as hubs lay it out: config.json, safetensors, tokenizer.json in one folder."""
+"""Reads a model's folder: files with their digests, and what config.json says."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
+import struct
+from math import prod
 from pathlib import Path
 
 from exaserve_ops.lib.errors import InvalidInputError
-from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
+from exaserve_ops.serving.domain.architecture import (
+    Architecture,
+    UnknownArchitectureError,
+    read_architecture,
+)
 from exaserve_ops.serving.domain.manifest import FileEntry
 from exaserve_ops.serving.services.models import ModelFacts
 
-_CHUNK_BYTES = 1024 * 1024
-_LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100 * 1024 * 1024
-"""The bound that the safetensors format itself sets."""
+MAX_HEADER_BYTES = 100 * 1024 * 1024
+"""Bound of a safetensors header; the format's own implementation has the same."""
+_CHUNK_BYTES = 4 * 1024 * 1024
 
 
-def read_model_folder(folder: Path) -> ModelFacts:
-    """Hash every file and read what config.json and the weights' headers say.
+class ModelFolder:
+    """Implements the pages' and the API's port of the same shape."""
 
-    Raises `InvalidInputError` for a folder that holds no model of a known kind.
-    """
-    folder = folder.absolute()
+    def read(self, folder: str) -> ModelFacts:
+        """Read a folder on this machine. Raises `InvalidInputError` naming what is wrong with it."""
+        path = Path(folder)
+        if not path.is_absolute() or not path.is_dir():
+            raise InvalidInputError("folder", f"'{folder}' is no absolute path of a folder here")
+        architecture = _architecture(path)
+        names = sorted(
+            file.relative_to(path).as_posix()
+            for file in path.rglob("*")
+            if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
+        )
+        weights = [name for name in names if name.endswith(".safetensors")]
+        if not weights:
+            raise InvalidInputError("folder", f"'{folder}' holds no .safetensors file")
+        if "tokenizer.json" not in names:
+            raise InvalidInputError("folder", f"'{folder}' holds no tokenizer.json")
+        return ModelFacts(
+            source=path.as_uri(),
+            files=tuple(_entry(path, name) for name in names),
+            architecture=architecture,
+            parameter_count=sum(_parameters(path / name) for name in weights),
+        )
+
+
+def _architecture(path: Path) -> Architecture:
     try:
-        architecture = read_architecture(json.loads((folder / "config.json").read_text()))
-        paths = sorted(path for path in folder.rglob("*") if path.is_file() and not _is_hidden(path, folder))
-        files = tuple(_file_entry(path, folder) for path in paths)
-        parameters = sum(_parameter_count(path) for path in paths if path.suffix == ".safetensors")
-    except OSError as error:
-        raise InvalidInputError("source", f"cannot read {error.filename}: {error.strerror}") from error
-    except (UnknownArchitectureError, ValueError) as error:
-        raise InvalidInputError("source", f"{folder} holds no model that can be served: {error}") from error
-    if parameters == 0:
-        raise InvalidInputError("source", f"{folder} holds no safetensors weights")
-    return ModelFacts(
-        source=folder.as_uri(), files=files, architecture=architecture, parameter_count=parameters
-    )
+        return read_architecture(json.loads((path / "config.json").read_text()))
+    except FileNotFoundError as error:
+        raise InvalidInputError("folder", f"'{path}' holds no config.json") from error
+    except (ValueError, UnknownArchitectureError) as error:
+        raise InvalidInputError("folder", f"config.json: {error}") from error
 
 
-def _is_hidden(path: Path, folder: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-
-def _file_entry(path: Path, folder: Path) -> FileEntry:
+def _entry(path: Path, name: str) -> FileEntry:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with (path / name).open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
-    return FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, digest.hexdigest())
+        return FileEntry(name, file.tell(), digest.hexdigest())
 
 
-def _parameter_count(path: Path) -> int:
-    """Sum of the tensors' sizes in the header, which is JSON behind an 8-byte length."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"{path.name} is no safetensors file")
-        header = json.loads(file.read(length))
-    return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+def _parameters(file: Path) -> int:
+    """Elements of all tensors, from the header alone."""
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == len(b"8 bytes.") else 0
+        if not 0 < length <= MAX_HEADER_BYTES:
+            raise InvalidInputError("folder", f"'{file.name}' has no safetensors header")
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError as error:
+            raise InvalidInputError("folder", f"'{file.name}': broken header: {error}") from error
+    return sum(prod(t["shape"]) for name, t in header.items() if name != "__metadata__")

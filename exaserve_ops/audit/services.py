@@ -54,4 +54,4 @@ def delete_events_before(moment: datetime) -> int:
     with connection.cursor() as cursor:
         cursor.execute("SET LOCAL exaops.retention = 'on'")
         cursor.execute("DELETE FROM audit_event WHERE at < %s", [moment])
-        return cursor.rowcount
+        return int(cursor.rowcount)

@@ -44,9 +44,7 @@ class Node(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4)
     name = models.CharField(max_length=120, unique=True)
-    failure_domain = models.ForeignKey(
-        FailureDomain, on_delete=models.PROTECT, related_name="nodes"
-    )
+    failure_domain = models.ForeignKey(FailureDomain, on_delete=models.PROTECT, related_name="nodes")
     key_epoch = models.PositiveIntegerField(
         default=1, help_text="Raise it to revoke every key of this node at once."
     )
@@ -78,9 +76,7 @@ class Node(models.Model):
     degraded_reason = models.CharField(max_length=500, blank=True)
     unknown_processes = models.JSONField(default=list, blank=True)
     # Status
-    liveness = models.CharField(
-        max_length=16, choices=NODE_LIVENESS.choices, default=NODE_LIVENESS.initial
-    )
+    liveness = models.CharField(max_length=16, choices=NODE_LIVENESS.choices, default=NODE_LIVENESS.initial)
     liveness_reason = models.CharField(max_length=500, blank=True)
     liveness_changed_at = models.DateTimeField(db_default=Now())
     created_at = models.DateTimeField(db_default=Now())

@@ -9,9 +9,7 @@ from exaserve_ops.inventory.models import Node
 
 def nodes_with_hardware() -> QuerySet[Node]:
     """All nodes with accelerators and failure domains, in three queries."""
-    return Node.objects.select_related("failure_domain__parent__parent").prefetch_related(
-        "accelerators"
-    )
+    return Node.objects.select_related("failure_domain__parent__parent").prefetch_related("accelerators")
 
 
 def rack_of(node: Node) -> str:

@@ -4,47 +4,21 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
 
 from exaserve_ops.access.domain.keys import hash_key
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.domain.facts import AcceleratorFacts, NodeFacts
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.inventory.models import Accelerator, FailureDomain, JoinToken, Node
 from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError
 from exaserve_ops.lib.hints import ring
 
 JOIN_TOKEN_LIFETIME = timedelta(hours=1)
-
-
-@dataclass(frozen=True, slots=True)
-class AcceleratorFacts:
-    """One accelerator as its agent found it."""
-
-    uuid: str
-    kind: str
-    name: str
-    memory_bytes: int
-    ordinal: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFacts:
-    """What an agent says about its node at its Hello."""
-
-    hostname: str
-    address: str
-    agent_version: str
-    boot_id: str
-    cpu_count: int = 0
-    memory_bytes: int = 0
-    engines: tuple[str, ...] = ()
-    labels: Mapping[str, str] = field(default_factory=dict)
-    simulated: bool = False
-    accelerators: tuple[AcceleratorFacts, ...] = ()
 
 
 @transaction.atomic
@@ -74,9 +48,7 @@ def enrol_node(*, token_text: str, node_id: UUID, name: str, hostname: str, now:
     """
     token = JoinToken.objects.select_for_update().filter(sha256=hash_key(token_text)).first()
     if token is None or token.used_at is not None or token.expires_at <= now:
-        raise DeniedError(
-            "This join token is unknown, used or expired; make a new one on the Nodes page."
-        )
+        raise DeniedError("This join token is unknown, used or expired; make a new one on the Nodes page.")
     if not name.strip():
         raise InvalidInputError("name", "give the node a name")
     if Node.objects.filter(pk=node_id).exists():
@@ -90,9 +62,13 @@ def enrol_node(*, token_text: str, node_id: UUID, name: str, hostname: str, now:
             f"The name '{name}' is taken by the node {other.pk} at {other.address or 'no address yet'}; "
             "join with another --name."
         )
-    node = Node.objects.create(
-        pk=node_id, name=name, hostname=hostname, failure_domain=_host_domain(name), created_at=now
-    )
+    try:
+        with transaction.atomic():
+            node = Node.objects.create(
+                pk=node_id, name=name, hostname=hostname, failure_domain=_host_domain(name), created_at=now
+            )
+    except IntegrityError as error:
+        raise ConflictError(f"The name '{name}' or the identity {node_id} was taken just now.") from error
     token.used_at, token.used_by = now, node
     token.save(update_fields=["used_at", "used_by"])
     record_event(subject_of(node), "enrolled", actor=f"agent:{name}", now=now, reason=token.note)
@@ -160,6 +136,23 @@ def uncordon_node(node_id: UUID, *, actor: str, now: datetime) -> Node:
 
 
 @transaction.atomic
+def delete_node(node_id: UUID, *, actor: str, now: datetime) -> None:
+    """Forget a node that no replica was ever placed on, its accelerators and lease included.
+
+    Raises `ConflictError` where replicas point to it: they are history that must stay readable.
+    """
+    node = Node.objects.select_for_update().get(pk=node_id)
+    subject = subject_of(node)
+    try:
+        with transaction.atomic():
+            node.delete()
+    except ProtectedError as error:
+        raise ConflictError(f"node {subject.name} has replicas, past ones included; cordon it") from error
+    record_event(subject, "deleted", actor=actor, now=now)
+    ring("node", node_id)
+
+
+@transaction.atomic
 def record_degradation(
     node_id: UUID,
     *,
@@ -192,8 +185,7 @@ def record_degradation(
 def record_sightings(seen: Mapping[UUID, tuple[datetime, float | None]]) -> None:
     """Write down, in one statement, when each node last reported and how its clock is off."""
     nodes = [
-        Node(pk=node_id, last_report_at=at, clock_skew_seconds=skew)
-        for node_id, (at, skew) in seen.items()
+        Node(pk=node_id, last_report_at=at, clock_skew_seconds=skew) for node_id, (at, skew) in seen.items()
     ]
     Node.objects.bulk_update(nodes, ["last_report_at", "clock_skew_seconds"])
 

@@ -14,3 +14,8 @@ def now() -> datetime:
 def unix_seconds() -> float:
     """Seconds since 1970, for values that cross a process boundary."""
     return time.time()  # noqa: TID251 - this is the clock
+
+
+def from_unix(seconds: float) -> datetime:
+    """Return the moment that a count of seconds since 1970 names, in UTC."""
+    return datetime.fromtimestamp(seconds, tz=UTC)

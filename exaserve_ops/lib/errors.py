@@ -24,5 +24,9 @@ class ConflictError(OpsError):
     """The object is not in the state that the request was made for: read it again, then decide."""
 
 
+class StaleError(ConflictError):
+    """Somebody changed the object since the caller read it."""
+
+
 class DeniedError(OpsError):
     """The caller is not who may do this."""

@@ -116,9 +116,7 @@ class Replica(models.Model):
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80, unique=True)
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="replica_set")
-    node = models.ForeignKey(
-        Node, on_delete=models.PROTECT, null=True, blank=True, related_name="replicas"
-    )
+    node = models.ForeignKey(Node, on_delete=models.PROTECT, null=True, blank=True, related_name="replicas")
     accelerators = models.ManyToManyField(Accelerator, blank=True, related_name="replicas")
     memory_bytes = models.BigIntegerField()
     # Desired
@@ -153,17 +151,14 @@ class Replica(models.Model):
         ordering: ClassVar[list[str]] = ["name"]
         indexes: ClassVar[list[models.Index]] = [
             models.Index(fields=["deployment", "status"], name="replica_by_deployment"),
-            models.Index(
-                fields=["node"], condition=~models.Q(status="stopped"), name="replica_live_by_node"
-            ),
+            models.Index(fields=["node"], condition=~models.Q(status="stopped"), name="replica_live_by_node"),
         ]
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.CheckConstraint(
                 condition=models.Q(status__in=REPLICA.statuses), name="replica_status_known"
             ),
             models.CheckConstraint(
-                condition=models.Q(status__in=["pending", "stopped"])
-                | models.Q(node__isnull=False),
+                condition=models.Q(status__in=["pending", "stopped"]) | models.Q(node__isnull=False),
                 name="replica_has_a_node_once_placed",
             ),
             models.UniqueConstraint(

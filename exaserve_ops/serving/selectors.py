@@ -23,15 +23,16 @@ _KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
 
 def live_deployments() -> QuerySet[Deployment]:
     """Deployments that are not deleted, with their model and counts of replicas by status."""
+    return deployments_with_counts().exclude(status=states.DELETED)
+
+
+def deployments_with_counts() -> QuerySet[Deployment]:
+    """All deployments, deleted ones too, with their model and counts of replicas by status."""
     kept = Q(replica_set__wanted=Replica.Wanted.RUN) & ~Q(replica_set__status=states.STOPPED)
-    return (
-        Deployment.objects.exclude(status=states.DELETED)
-        .select_related("model")
-        .annotate(
-            ready_count=Count("replica_set", Q(replica_set__status=states.READY), distinct=True),
-            kept_count=Count("replica_set", kept, distinct=True),
-            failed_count=Count("replica_set", Q(replica_set__status=states.FAILED), distinct=True),
-        )
+    return Deployment.objects.select_related("model").annotate(
+        ready_count=Count("replica_set", Q(replica_set__status=states.READY), distinct=True),
+        kept_count=Count("replica_set", kept, distinct=True),
+        failed_count=Count("replica_set", Q(replica_set__status=states.FAILED), distinct=True),
     )
 
 

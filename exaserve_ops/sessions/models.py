@@ -37,9 +37,7 @@ class InferenceSession(models.Model):
     class Meta:
         ordering: ClassVar[list[str]] = ["-last_turn_at"]
         constraints: ClassVar[list[models.BaseConstraint]] = [
-            models.UniqueConstraint(
-                fields=["model_name", "session_id"], name="session_once_per_model"
-            ),
+            models.UniqueConstraint(fields=["model_name", "session_id"], name="session_once_per_model"),
         ]
 
     def __str__(self) -> str:

@@ -48,6 +48,7 @@ INSTALLED_APPS = [
 
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
+    "servestatic.middleware.ServeStaticMiddleware",
     "csp.middleware.CSPMiddleware",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -96,6 +97,7 @@ LANGUAGE_CODE = "en"
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
 STATIC_ROOT = ENV.var_dir / "static"
+SERVESTATIC_USE_FINDERS = True  # from the packages themselves: no collection step to forget
 
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = ENV.uses_tls
 SESSION_COOKIE_HTTPONLY = True
@@ -164,12 +166,17 @@ CELERY_WORKER_PREFETCH_MULTIPLIER = 1
 CELERY_WORKER_ENABLE_REMOTE_CONTROL = False
 CELERY_BROKER_CONNECTION_RETRY_ON_STARTUP = True
 CELERY_BROKER_TRANSPORT_OPTIONS = {
-    "global_keyprefix": "exaops:celery:",
     "visibility_timeout": 600,
     "socket_timeout": 10,
     "socket_connect_timeout": 5,
     "socket_keepalive": True,
     "health_check_interval": 10,
+}
+
+# Idempotent however often they run: a doubled beat costs a query.
+CELERY_BEAT_SCHEDULE = {
+    f"retain-{app}": {"task": f"exaops.{app}.retain", "schedule": 3600.0}
+    for app in ("access", "audit", "sessions", "telemetry")
 }
 
 LOGGING = {

@@ -58,9 +58,7 @@ class Environment:
         try:
             parts = conninfo_to_dict(self.database_url)
         except Exception as error:
-            raise EnvironmentSettingError(
-                f"DATABASE_URL is no Postgres address: {error}"
-            ) from error
+            raise EnvironmentSettingError(f"DATABASE_URL is no Postgres address: {error}") from error
         known = {"dbname": "NAME", "user": "USER", "password": "PASSWORD"}
         entry: dict[str, Any] = {
             "ENGINE": "django.db.backends.postgresql",

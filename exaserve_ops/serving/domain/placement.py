@@ -133,9 +133,7 @@ def _fit(request: PlacementRequest, node: NodeRoom) -> tuple[str, ...] | str:
     chosen = [a for a in free if a.free_bytes >= request.bytes_each][: request.accelerators]
     if len(chosen) < request.accelerators:
         most = free[0].free_bytes
-        return (
-            f"needs {_mib(request.bytes_each)} MiB an accelerator, at most {_mib(most)} MiB is free"
-        )
+        return f"needs {_mib(request.bytes_each)} MiB an accelerator, at most {_mib(most)} MiB is free"
     return tuple(a.uuid for a in chosen)
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from exaserve_ops.audit.services import Subject, record_event
-from exaserve_ops.lib.errors import ConflictError, InvalidInputError
+from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.models import Deployment, Model
@@ -82,8 +82,8 @@ def scale_deployment(
 ) -> Deployment:
     """Change how many replicas are wanted. The same number again is no change.
 
-    Raises `InvalidInputError`, or `ConflictError` where the deployment is being deleted or is not at
-    the generation that the caller had read.
+    Raises `InvalidInputError`, or `ConflictError` where the deployment is being deleted, or `StaleError`
+    where it is not at the generation that the caller had read.
     """
     _check_replicas(replicas)
     deployment = _lock(deployment_id, expected_generation)
@@ -113,9 +113,7 @@ def update_deployment(
     allowed = {"replicas", "drain_seconds", "start_seconds", "nodes"}
     for name in changes:
         if name not in allowed:
-            raise InvalidInputError(
-                name, f"cannot be changed; what can: {', '.join(sorted(allowed))}"
-            )
+            raise InvalidInputError(name, f"cannot be changed; what can: {', '.join(sorted(allowed))}")
     deployment = _lock(deployment_id, expected_generation)
     before = _wish_of(deployment)
     if "replicas" in changes:
@@ -188,7 +186,7 @@ def _lock(deployment_id: UUID, expected_generation: int | None) -> Deployment:
 
 def _check_generation(deployment: Deployment, expected: int | None) -> None:
     if expected is not None and expected != deployment.generation:
-        raise ConflictError(
+        raise StaleError(
             f"deployment '{deployment.name}' is at generation {deployment.generation}, not {expected}: "
             "somebody changed it meanwhile; read it again, then decide"
         )

@@ -58,8 +58,7 @@ def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -
         created_at=now,
     )
     ModelFile.objects.bulk_create(
-        ModelFile(model=model, path=f.path, size_bytes=f.size_bytes, sha256=f.sha256)
-        for f in facts.files
+        ModelFile(model=model, path=f.path, size_bytes=f.size_bytes, sha256=f.sha256) for f in facts.files
     )
     subject = Subject("model", str(model.pk), model.name)
     record_event(subject, "registered", actor=actor, now=now, reason=digest)

@@ -8,6 +8,7 @@ from uuid import UUID
 from django.db import transaction
 
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain import lifecycle as states
@@ -24,9 +25,7 @@ _WANTED_AFTER = {
 
 
 @transaction.atomic
-def create_replicas(
-    deployment_id: UUID, count: int, *, why: str, actor: str, now: datetime
-) -> list[Replica]:
+def create_replicas(deployment_id: UUID, count: int, *, why: str, actor: str, now: datetime) -> list[Replica]:
     """Make new replicas, each with a name that was never used before."""
     deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
     first = deployment.next_ordinal
@@ -64,7 +63,7 @@ def place_replica(replica_id: UUID, placement: Placement, *, actor: str, now: da
     replica = Replica.objects.select_for_update().get(pk=replica_id)
     replica.node_id = UUID(placement.node_id)
     replica.save(update_fields=["node"])
-    replica.accelerators.set(placement.accelerator_uuids)
+    replica.accelerators.set(Accelerator.objects.filter(pk__in=placement.accelerator_uuids))
     reason = f"on {placement.node_name}: {placement.why}"
     return advance_replica(replica_id, "place", reason=reason, actor=actor, now=now)
 
@@ -83,11 +82,7 @@ def record_wait(replica_id: UUID, why: str, *, actor: str, now: datetime) -> Non
 @transaction.atomic
 def let_go_replica(replica_id: UUID, event: str, *, why: str, actor: str, now: datetime) -> Replica:
     """Drain, stop or cancel a replica (`event`). Raises `IllegalTransitionError`."""
-    replica = (
-        Replica.objects.select_for_update(of=("self",))
-        .select_related("deployment")
-        .get(pk=replica_id)
-    )
+    replica = Replica.objects.select_for_update(of=("self",)).select_related("deployment").get(pk=replica_id)
     replica.wanted = _WANTED_AFTER[event]
     replica.generation += 1
     if event == "drain":
@@ -117,9 +112,7 @@ def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
     """
     replica = Replica.objects.select_for_update().get(pk=replica_id)
     if replica.status != states.FAILED:
-        raise ConflictError(
-            f"replica {replica.name} is {replica.status}; only a failed one restarts"
-        )
+        raise ConflictError(f"replica {replica.name} is {replica.status}; only a failed one restarts")
     replica.generation += 1
     replica.save(update_fields=["generation"])
     record_event(
@@ -143,9 +136,7 @@ def record_observation(
     Returns `None` where no such replica is recorded for that node: the agent runs something that
     nobody knows, and is told so by its wish.
     """
-    replica = (
-        Replica.objects.select_for_update().filter(pk=observed.replica_id, node=node_id).first()
-    )
+    replica = Replica.objects.select_for_update().filter(pk=observed.replica_id, node=node_id).first()
     if replica is None:
         return None
     _record_exit(replica, observed, actor=actor, now=now)
@@ -173,9 +164,7 @@ def record_node_lost(node_id: UUID, *, reason: str, actor: str, now: datetime) -
 
 
 @transaction.atomic
-def advance_replica(
-    replica_id: UUID, event: str, *, reason: str, actor: str, now: datetime
-) -> Replica:
+def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> Replica:
     """Move a replica's status by an event: the only function that writes it.
 
     Raises `IllegalTransitionError` where the event does not apply.

@@ -106,9 +106,7 @@ def encode_frame(
         codes = array.array(
             "H",
             [
-                MISSING
-                if cell is None
-                else quantise(cell.values[index], metric.scale, stale=cell.stale)
+                MISSING if cell is None else quantise(cell.values[index], metric.scale, stale=cell.stale)
                 for cell in cells
             ],
         )
@@ -137,6 +135,17 @@ class DecodedFrame:
         if code in {MISSING, STALE}:
             return None
         return math.nan if code == NOT_A_NUMBER else code * METRICS[metric].scale
+
+
+def frame_numbers(frame: bytes) -> tuple[int, int]:
+    """Layout version and sequence, without reading the cells. Raises `ValueError` for other bytes."""
+    try:
+        magic, version, _, layout, sequence, _, _ = _HEADER.unpack_from(frame)
+    except struct.error as error:
+        raise ValueError("not a frame: too short") from error
+    if magic != b"XF" or version != FORMAT_VERSION:
+        raise ValueError("not a frame of this format version")
+    return layout, sequence
 
 
 def decode_frame(frame: bytes) -> DecodedFrame:

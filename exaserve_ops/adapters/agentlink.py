@@ -1,0 +1,124 @@
+"""Commands to agents: sealed protocol messages on the node's own Celery queue."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from collections.abc import Callable, Sequence
+
+from celery import Celery
+
+from exaserve_ops.serving.domain.observed import WantedReplica
+from workers.protocol import names, v1
+
+COMMAND_SECONDS = 60.0
+"""How long a command is worth taking in; the wish is sent again long before that is a loss."""
+
+NodeKeySource = Callable[[str], bytes | None]
+"""Key of a node by its id; `None` for a node that nobody knows."""
+
+
+class CeleryAgentLink:
+    """Sends to agents by task name; nothing of the agents' code is imported."""
+
+    def __init__(self, broker_url: str, node_key_of: NodeKeySource) -> None:
+        self._node_key_of = node_key_of
+        self._celery = Celery("exaops-agentlink", broker=broker_url, set_as_current=False)
+        self._celery.conf.update(
+            task_ignore_result=True,
+            broker_transport_options={
+                "socket_timeout": 5,
+                "socket_connect_timeout": 3,
+                "socket_keepalive": True,
+                "health_check_interval": 10,
+            },
+            # A broker that is away is the caller's news at once, not a thread that waits for it.
+            task_publish_retry=False,
+        )
+
+    def send_wish(
+        self, node_id: str, *, lease_epoch: int, revision: int, replicas: Sequence[WantedReplica]
+    ) -> None:
+        """Send the whole wish of a node."""
+        command = v1.ApplyDesired(
+            command_id=_new_id(),
+            lease_epoch=lease_epoch,
+            deadline_seconds=COMMAND_SECONDS,
+            revision=revision,
+            replicas=tuple(_spec(replica) for replica in replicas),
+        )
+        self._send(node_id, command)
+
+    def request_hello(self, node_id: str, *, lease_epoch: int, reason: str) -> None:
+        """Ask an agent to introduce itself again."""
+        command = v1.RequestHello(
+            command_id=_new_id(),
+            lease_epoch=lease_epoch,
+            deadline_seconds=COMMAND_SECONDS,
+            reason=reason,
+        )
+        self._send(node_id, command)
+
+    def tail_log(self, node_id: str, *, lease_epoch: int, replica_id: str, seconds: float) -> None:
+        """Ask for a replica's log for a while."""
+        command = v1.TailLog(
+            command_id=_new_id(),
+            lease_epoch=lease_epoch,
+            deadline_seconds=seconds,
+            replica_id=replica_id,
+            seconds=seconds,
+        )
+        self._send(node_id, command)
+
+    def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
+        """Say that the end of these replicas is recorded."""
+        command = v1.ForgetReplica(
+            command_id=_new_id(),
+            lease_epoch=lease_epoch,
+            deadline_seconds=COMMAND_SECONDS,
+            replica_ids=tuple(replica_ids),
+        )
+        self._send(node_id, command)
+
+    def _send(self, node_id: str, command: v1.Command) -> None:
+        key = self._node_key_of(node_id)
+        if key is None:
+            return
+        message = v1.encode_command(command, node_id=node_id, node_key=key)
+        self._celery.send_task(
+            names.COMMAND_TASK,
+            args=[base64.b64encode(message).decode()],
+            queue=names.node_queue(node_id),
+            task_id=command.command_id,
+            expires=command.deadline_seconds,
+            # Nobody may read a command off a task's description in a log.
+            argsrepr="(sealed)",
+        )
+
+
+def _new_id() -> str:
+    return str(uuid.uuid4())
+
+
+def _spec(wanted: WantedReplica) -> v1.ReplicaSpec:
+    return v1.ReplicaSpec(
+        replica_id=wanted.replica_id,
+        deployment=wanted.deployment,
+        generation=wanted.generation,
+        wanted=v1.WantedState(wanted.wanted),
+        model=v1.ModelRef(
+            name=wanted.model_name,
+            digest=wanted.model_digest,
+            source=wanted.model_source,
+            files=tuple(
+                v1.ModelFile(path=path, size_bytes=size, sha256=digest)
+                for path, size, digest in wanted.model_files
+            ),
+        ),
+        engine=wanted.engine,
+        engine_options=wanted.engine_options,
+        accelerator_uuids=wanted.accelerator_uuids,
+        memory_bytes=wanted.memory_bytes,
+        drain_seconds=wanted.drain_seconds,
+        start_seconds=wanted.start_seconds,
+    )

@@ -1,0 +1,119 @@
+"""Live pictures in Redis: written by the leading controller, read by every web process."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, cast
+
+import redis
+import redis.asyncio
+from asgiref.sync import async_to_sync
+from channels.layers import get_channel_layer
+
+from exaserve_ops.serving.domain.reports import LogLines
+from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry
+
+LAYOUT_KEY = "exaops:live:layout"
+FRAME_KEY = "exaops:live:frame"
+SUMMARY_KEY = "exaops:live:summary"
+NODES_KEY = "exaops:live:nodes"
+
+PICTURE_SECONDS = 3600
+"""A picture that nobody replaced for an hour is of no use to anybody."""
+LOG_SECONDS = 300
+LOG_ENTRIES = 2_000
+
+
+def log_key(replica_id: str) -> str:
+    """Stream of a replica's log lines."""
+    return f"exaops:log:{replica_id}"
+
+
+class RedisLivePublisher:
+    """Writer side, for one thread. Takes a client that returns bytes."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+
+    def publish(self, picture: LivePicture) -> None:
+        """Replace the picture, and hint that it is new."""
+        pipeline = self._redis.pipeline(transaction=True)
+        if picture.layout is not None:
+            pipeline.set(LAYOUT_KEY, picture.layout)
+        pipeline.set(FRAME_KEY, picture.frame, ex=PICTURE_SECONDS)
+        pipeline.set(SUMMARY_KEY, picture.summary, ex=PICTURE_SECONDS)
+        if picture.gone_nodes:
+            pipeline.hdel(NODES_KEY, *picture.gone_nodes)
+        if picture.nodes:
+            pipeline.hset(NODES_KEY, mapping=cast("Any", picture.nodes))
+        pipeline.execute()
+        _hint("live", {"type": "live.frame", "sequence": picture.sequence})
+
+    def announce_events(self, last_id: int) -> None:
+        """Hint that there are new events."""
+        _hint("events", {"type": "live.events", "last_id": last_id})
+
+    def append_log(self, lines: LogLines) -> None:
+        """Keep log lines for their readers, for a few minutes, and hint."""
+        key = log_key(lines.replica_id)
+        entry = {"a": lines.attempt, "d": lines.dropped_lines, "l": json.dumps(lines.lines)}
+        pipeline = self._redis.pipeline(transaction=True)
+        pipeline.xadd(key, cast("Any", entry), maxlen=LOG_ENTRIES, approximate=True)
+        pipeline.expire(key, LOG_SECONDS)
+        pipeline.execute()
+        _hint(f"log.{lines.replica_id}", {"type": "live.log"})
+
+
+class RedisLiveReader:
+    """Reader side, for a web process: asynchronous for consumers, plain for pages."""
+
+    def __init__(self, url: str) -> None:
+        self._async = redis.asyncio.Redis.from_url(url, socket_timeout=5, health_check_interval=30)
+        self._sync = redis.Redis.from_url(url, socket_timeout=5, health_check_interval=30)
+
+    async def fetch_layout(self) -> bytes | None:
+        """Newest heatmap layout."""
+        return cast("bytes | None", await self._async.get(LAYOUT_KEY))
+
+    async def fetch_frame(self) -> bytes | None:
+        """Newest value frame."""
+        return cast("bytes | None", await self._async.get(FRAME_KEY))
+
+    async def fetch_summary(self) -> bytes | None:
+        """Newest summary."""
+        return cast("bytes | None", await self._async.get(SUMMARY_KEY))
+
+    async def fetch_log(self, replica_id: str, after: str, limit: int) -> list[LogEntry]:
+        """Log entries after a position, oldest first."""
+        start = f"({after}" if after != "0" else "-"
+        answer = await self._async.xrange(log_key(replica_id), min=start, count=limit)
+        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", answer)
+        return [
+            LogEntry(
+                position=position.decode(),
+                attempt=int(fields[b"a"]),
+                lines=tuple(json.loads(fields[b"l"])),
+                dropped_lines=int(fields[b"d"]),
+            )
+            for position, fields in entries
+        ]
+
+    def read_node(self, node_id: str) -> dict[str, Any] | None:
+        """Last telemetry of a node; `None` where there is none, or Redis is away."""
+        try:
+            raw = cast("bytes | None", self._sync.hget(NODES_KEY, node_id))
+        except redis.RedisError:
+            return None
+        return cast("dict[str, Any]", json.loads(raw)) if raw else None
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The newest summary; `None` where there is none, or Redis is away."""
+        try:
+            raw = cast("bytes | None", self._sync.get(SUMMARY_KEY))
+        except redis.RedisError:
+            return None
+        return cast("dict[str, Any]", json.loads(raw)) if raw else None
+
+
+def _hint(group: str, message: dict[str, Any]) -> None:
+    async_to_sync(get_channel_layer().group_send)(group, message)

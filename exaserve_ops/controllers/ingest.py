@@ -1,0 +1,198 @@
+"""Takes reports in: writes first, acknowledges after, and writes only what changed.
+
+Of several heartbeats of one node in a batch only the newest counts, since each carries the whole
+state. One report that cannot be recorded is logged and left out; the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, OperationalError
+
+from exaserve_ops.controllers.fleet_state import FleetState, NodeView, fingerprint
+from exaserve_ops.controllers.loop import KeyQueue
+from exaserve_ops.controllers.ports import AgentLink, LivePublisher, ReportSource
+from exaserve_ops.health.services import grant_lease
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.services import record_degradation, record_hello
+from exaserve_ops.lib import clock
+from exaserve_ops.serving.domain.observed import ObservedReplica
+from exaserve_ops.serving.domain.reports import (
+    CommandOutcome,
+    HeartbeatReport,
+    HelloReport,
+    LogLines,
+    Received,
+    Report,
+)
+from exaserve_ops.serving.services.replicas import record_observation
+
+_log = logging.getLogger(__name__)
+
+BATCH_REPORTS = 512
+HELLO_PAUSE_SECONDS = 2.0
+INTAKE_STALE_SECONDS = 45.0
+"""The wish is sent again every 15 s: an intake that saw none of three stands still."""
+RECONCILE_STALE_SECONDS = 15.0
+
+
+class Ingest:
+    """The one reader of reports while this controller leads."""
+
+    def __init__(
+        self,
+        source: ReportSource,
+        link: AgentLink,
+        publisher: LivePublisher,
+        state: FleetState,
+        queue: KeyQueue,
+    ) -> None:
+        self._source = source
+        self._link = link
+        self._publisher = publisher
+        self._state = state
+        self._queue = queue
+        self.last_read_seconds = time.monotonic()
+
+    def step(self) -> None:
+        """Read one batch and record it."""
+        batch = self._source.read(limit=BATCH_REPORTS, block_seconds=0.5)
+        self.last_read_seconds = time.monotonic()
+        for report in _newest(batch):
+            self._record(report)
+        self._source.acknowledge([received.position for received in batch])
+
+    def _record(self, report: Report) -> None:
+        try:
+            match report:
+                case HeartbeatReport():
+                    self._take_heartbeat(report, clock.now())
+                case HelloReport():
+                    self._take_hello(report, clock.now())
+                case CommandOutcome():
+                    _log_outcome(report)
+                case LogLines():
+                    self._publisher.append_log(report)
+        except (OperationalError, InterfaceError):
+            raise  # the store is away: the batch comes again
+        except (DatabaseError, Node.DoesNotExist, ValueError):
+            _log.exception("event=report_not_recorded kind=%s", type(report).__name__)
+
+    def _take_hello(self, hello: HelloReport, now: datetime) -> None:
+        node = record_hello(UUID(hello.node_id), hello.facts, now=now)
+        lease = grant_lease(node.pk, boot_id=hello.facts.boot_id, renew=False, now=now)
+        view = self._state.node(hello.node_id)
+        with self._state.lock:
+            view.name, view.lease_epoch, view.boot_id = node.name, lease.epoch, lease.boot_id
+            view.recorded.clear()
+            view.wish_sent_seconds = -1e9
+            _saw(view, now)
+        self._queue.add("node", hello.node_id)
+
+    def _take_heartbeat(self, beat: HeartbeatReport, now: datetime) -> None:
+        view = self._state.node(beat.node_id)
+        with self._state.lock:
+            _saw(view, now)
+            view.clock_skew_seconds = beat.sent_at_seconds - now.timestamp()
+            current = (beat.lease_epoch, beat.boot_id) == (view.lease_epoch, view.boot_id)
+            if not current or not view.lease_epoch:
+                self._ask_for_hello(view, beat)
+                return
+            if beat.sequence <= view.sequence and view.heartbeat is not None:
+                return
+            view.sequence, view.heartbeat = beat.sequence, beat
+        self._record_replicas(view, beat, now)
+        self._record_degradation(view, beat, now)
+
+    def _ask_for_hello(self, view: NodeView, beat: HeartbeatReport) -> None:
+        """A lease that is not this one's: whatever it reports counts for life, and for nothing else."""
+        at = time.monotonic()
+        if at - view.hello_asked_seconds < HELLO_PAUSE_SECONDS:
+            return
+        view.hello_asked_seconds = at
+        reason = f"lease epoch {beat.lease_epoch} is not {view.lease_epoch}"
+        self._link.request_hello(view.node_id, lease_epoch=view.lease_epoch, reason=reason)
+
+    def _record_replicas(self, view: NodeView, beat: HeartbeatReport, now: datetime) -> None:
+        actor = f"agent:{view.name}"
+        for seen in beat.replicas:
+            mark = fingerprint(seen)
+            if view.recorded.get(seen.replica_id) == mark:
+                continue
+            self._record_replica(view, seen, actor=actor, now=now)
+            view.recorded[seen.replica_id] = mark
+        reported = {seen.replica_id for seen in beat.replicas}
+        for replica_id in view.recorded.keys() - reported:
+            del view.recorded[replica_id]
+
+    def _record_replica(self, view: NodeView, seen: ObservedReplica, *, actor: str, now: datetime) -> None:
+        try:
+            replica = record_observation(seen, node_id=UUID(view.node_id), actor=actor, now=now)
+        except (OperationalError, InterfaceError):
+            raise
+        except (DatabaseError, ValueError):
+            # One that cannot be recorded must not keep the others from being.
+            _log.exception("event=sighting_not_recorded replica=%s", seen.replica_id)
+            return
+        over = replica is None or replica.status == "stopped"
+        if over and seen.state == "stopped":
+            self._link.forget(view.node_id, lease_epoch=view.lease_epoch, replica_ids=[seen.replica_id])
+
+    def _record_degradation(self, view: NodeView, beat: HeartbeatReport, now: datetime) -> None:
+        intake = (beat.intake_age_seconds or 0.0) > INTAKE_STALE_SECONDS
+        reconcile = (beat.reconcile_age_seconds or 0.0) > RECONCILE_STALE_SECONDS
+        unknown = tuple(sorted(int(p.get("pid", 0)) for p in beat.unknown_processes))
+        mark = (beat.reconcile_error, intake, reconcile, unknown)
+        if mark == view.degraded:
+            return
+        reasons = [
+            *(["the agent takes no commands in"] if intake else []),
+            *([f"the agent's launch loop stands still {beat.reconcile_error}"] if reconcile else []),
+            *([f"{len(unknown)} unknown processes"] if unknown else []),
+        ]
+        record_degradation(
+            UUID(view.node_id),
+            reason="; ".join(reasons),
+            commands_stale_since=now if intake else None,
+            reconcile_stale_since=now if reconcile else None,
+            unknown_processes=beat.unknown_processes,
+            now=now,
+        )
+        view.degraded = mark
+
+
+def _newest(batch: Sequence[Received]) -> list[Report]:
+    """Drop heartbeats that a later one of the same node and agent run makes needless."""
+    last: dict[tuple[str, str], int] = {}
+    for index, received in enumerate(batch):
+        report = received.report
+        if isinstance(report, HeartbeatReport):
+            last[report.node_id, report.boot_id] = index
+    return [
+        received.report
+        for index, received in enumerate(batch)
+        if not isinstance(received.report, HeartbeatReport)
+        or last[received.report.node_id, received.report.boot_id] == index
+    ]
+
+
+def _saw(view: NodeView, now: datetime) -> None:
+    view.last_report_seconds = time.monotonic()
+    view.last_report_unix_seconds = now.timestamp()
+    view.reports_since_dead += 1
+
+
+def _log_outcome(outcome: CommandOutcome) -> None:
+    if outcome.outcome != "done":
+        _log.warning(
+            "event=command_%s node=%s command=%s reason=%s",
+            outcome.outcome,
+            outcome.node_id,
+            outcome.command_id,
+            outcome.reason,
+        )

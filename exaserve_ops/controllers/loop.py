@@ -1,0 +1,134 @@
+"""The shapes that every controller has: a loop that never dies, and a queue of keys.
+
+Reconcile by key, never by event: a key that rings ten times is worked on once, one that fails comes
+back after a growing pause, and one that is being worked on is not worked on by a second thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from django.db import close_old_connections, connections
+
+_log = logging.getLogger(__name__)
+
+FIRST_BACKOFF_SECONDS = 0.2
+LONGEST_BACKOFF_SECONDS = 30.0
+
+
+@dataclass(slots=True)
+class LoopHealth:
+    """How a loop fares, for the status page and the watchdog."""
+
+    name: str
+    last_success_seconds: float = field(default_factory=time.monotonic)
+    failures: int = 0
+    consecutive_failures: int = 0
+
+
+def run_loop(
+    health: LoopHealth, step: Callable[[], None], stop: threading.Event, *, pause_seconds: float
+) -> None:
+    """Call `step` until told to stop. An exception is logged, counted and followed by a pause."""
+    while not stop.is_set():
+        try:
+            close_old_connections()
+            step()
+        except Exception:  # noqa: BLE001 - a loop's top: whatever happened, the loop goes on
+            health.failures += 1
+            health.consecutive_failures += 1
+            _log_failure(health)
+            connections.close_all()
+            stop.wait(backoff_seconds(health.consecutive_failures))
+            continue
+        health.consecutive_failures = 0
+        health.last_success_seconds = time.monotonic()
+        stop.wait(pause_seconds)
+    connections.close_all()
+
+
+def backoff_seconds(failures: int) -> float:
+    """Pause after so many failures in a row: doubles, up to half a minute."""
+    return float(min(LONGEST_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2 ** min(failures - 1, 16)))
+
+
+def _log_failure(health: LoopHealth) -> None:
+    """The first failure in a row with its traceback, later ones as a line: stores stay away for long."""
+    if health.consecutive_failures == 1:
+        _log.exception("loop=%s event=failed", health.name)
+    else:
+        _log.warning("loop=%s event=failed_again count=%d", health.name, health.consecutive_failures)
+
+
+class KeyQueue:
+    """Keys to reconcile. Thread-safe; each key is in it at most once, with the earliest due time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._condition = threading.Condition()
+        self._due: dict[tuple[str, str], float] = {}
+        self._heap: list[tuple[float, tuple[str, str]]] = []
+        self._busy: set[tuple[str, str]] = set()
+        self._failures: dict[tuple[str, str], int] = {}
+
+    def add(self, kind: str, key: str, *, after_seconds: float = 0.0) -> None:
+        """Have a key reconciled, now or after a while; an earlier due time wins."""
+        entry = (kind, key)
+        due = self._clock() + after_seconds
+        with self._condition:
+            if self._due.get(entry, float("inf")) <= due:
+                return
+            self._due[entry] = due
+            heapq.heappush(self._heap, (due, entry))
+            self._condition.notify()
+
+    def take(self, timeout_seconds: float) -> tuple[str, str] | None:
+        """Return a due key that nobody works on; `None` after the time-out."""
+        deadline = self._clock() + timeout_seconds
+        with self._condition:
+            while True:
+                entry = self._pop_due()
+                if entry is not None:
+                    self._busy.add(entry)
+                    return entry
+                wait = min(deadline, self._next_due()) - self._clock()
+                if self._clock() >= deadline:
+                    return None
+                self._condition.wait(max(0.0, wait))
+
+    def done(self, kind: str, key: str, *, failed: bool = False) -> None:
+        """Give a key back; a failed one comes again after its back-off."""
+        entry = (kind, key)
+        with self._condition:
+            self._busy.discard(entry)
+            if failed:
+                self._failures[entry] = self._failures.get(entry, 0) + 1
+            else:
+                self._failures.pop(entry, None)
+            failures = self._failures.get(entry, 0)
+            if entry in self._due:  # rang while it was worked on: its heap entry may have been passed
+                heapq.heappush(self._heap, (self._due[entry], entry))
+            self._condition.notify()
+        if failed:
+            self.add(kind, key, after_seconds=backoff_seconds(failures))
+
+    def __len__(self) -> int:
+        """How many keys wait."""
+        return len(self._due)
+
+    def _pop_due(self) -> tuple[str, str] | None:
+        while self._heap and self._heap[0][0] <= self._clock():
+            due, entry = heapq.heappop(self._heap)
+            if self._due.get(entry) != due or entry in self._busy:
+                continue
+            del self._due[entry]
+            return entry
+        return None
+
+    def _next_due(self) -> float:
+        return self._heap[0][0] if self._heap else float("inf")

@@ -1,0 +1,105 @@
+"""What controllers need from outside. The wiring hands adapters in; tests hand in their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from exaserve_ops.routing.domain import records
+from exaserve_ops.serving.domain.observed import WantedReplica
+from exaserve_ops.serving.domain.reports import LogLines, Received
+from exaserve_ops.telemetry.domain.pictures import LivePicture
+
+
+class ReportSource(Protocol):
+    """Reports of agents, checked and translated; bad ones are dropped and counted."""
+
+    def read(self, *, limit: int, block_seconds: float) -> list[Received]:
+        """Reports not acknowledged yet, oldest first; those left by a dead controller included."""
+        ...
+
+    def acknowledge(self, positions: Sequence[str]) -> None:
+        """Say that these are recorded."""
+        ...
+
+
+class AgentLink(Protocol):
+    """Sends to agents. Nothing here waits for an answer."""
+
+    def send_wish(
+        self, node_id: str, *, lease_epoch: int, revision: int, replicas: Sequence[WantedReplica]
+    ) -> None:
+        """Send the whole wish of a node."""
+        ...
+
+    def request_hello(self, node_id: str, *, lease_epoch: int, reason: str) -> None:
+        """Ask an agent to introduce itself again."""
+        ...
+
+    def tail_log(self, node_id: str, *, lease_epoch: int, replica_id: str, seconds: float) -> None:
+        """Ask for a replica's log for a while."""
+        ...
+
+    def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
+        """Say that the end of these replicas is recorded."""
+        ...
+
+
+class RouteWriter(Protocol):
+    """Writes what gateways route by."""
+
+    def write_replicas(self, records: Mapping[str, records.RouteRecord], /) -> bool:
+        """Make the table hold exactly these; says whether anything changed."""
+        ...
+
+    def write_keys(self, records: Mapping[str, records.KeyRecord], /) -> bool:
+        """Make the key table hold exactly these, by SHA-256 hex."""
+        ...
+
+    def write_models(self, names: frozenset[str], /) -> bool:
+        """Name the models that deployments serve."""
+        ...
+
+    def write_facts(self, facts: records.NodeFacts, /) -> None:
+        """Replace one node's load."""
+        ...
+
+    def drop_facts(self, node_id: str, /) -> None:
+        """Forget one node's load."""
+        ...
+
+
+class TurnSource(Protocol):
+    """Finished requests, from gateways."""
+
+    def read(self, block_seconds: float, /) -> list[tuple[str, records.TurnRecord]]:
+        """Turns to record; waits for the first."""
+        ...
+
+    def ack(self, entry_ids: Sequence[str], /) -> None:
+        """Say that these are recorded."""
+        ...
+
+
+class LivePublisher(Protocol):
+    """Publishes for live pages."""
+
+    def publish(self, picture: LivePicture) -> None:
+        """Replace the picture and hint that it is new."""
+        ...
+
+    def announce_events(self, last_id: int) -> None:
+        """Hint that there are new events."""
+        ...
+
+    def append_log(self, lines: LogLines) -> None:
+        """Keep log lines for their readers, and hint."""
+        ...
+
+
+class Doorbell(Protocol):
+    """Hints from services (`lib.hints`)."""
+
+    def wait(self, seconds: float) -> list[tuple[str, str]]:
+        """Return the (kind, key) pairs that rang, waiting up to `seconds` for the first."""
+        ...

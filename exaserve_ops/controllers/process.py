@@ -1,0 +1,184 @@
+"""The controllers' process: waits for the lead, then runs every loop until it is told to stop.
+
+A leader that loses its lock ends with an error and is started again as a spare: it is simpler to be
+sure of a new process than of a stopped one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from exaserve_ops.controllers.detection import Detection
+from exaserve_ops.controllers.fleet_state import FleetState
+from exaserve_ops.controllers.ingest import Ingest
+from exaserve_ops.controllers.live import LiveBuilder
+from exaserve_ops.controllers.loop import KeyQueue, LoopHealth, run_loop
+from exaserve_ops.controllers.ports import (
+    AgentLink,
+    Doorbell,
+    LivePublisher,
+    ReportSource,
+    RouteWriter,
+    TurnSource,
+)
+from exaserve_ops.controllers.reconcilers import Reconcilers
+from exaserve_ops.controllers.rollups import RollupRecorder
+from exaserve_ops.controllers.turns import TurnRecorder
+from exaserve_ops.health.models import NodeLease
+from exaserve_ops.inventory.models import Node
+
+RESYNC_SECONDS = 30.0
+RECONCILE_THREADS = 2
+LEAD_POLL_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
+
+
+class LostLeadError(RuntimeError):
+    """Another controller may lead by now: this process must end."""
+
+
+class Lock(Protocol):
+    """The lead: held by one process at a time."""
+
+    def acquire(self) -> bool:
+        """Try once."""
+        ...
+
+    def is_held(self) -> bool:
+        """Whether it is still held."""
+        ...
+
+    def release(self) -> None:
+        """Give it up."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Everything outside, as the wiring built it."""
+
+    lock: Lock
+    reports: ReportSource
+    link: AgentLink
+    routes: RouteWriter
+    publisher: LivePublisher
+    ingest_publisher: LivePublisher
+    """One of its own for the ingest thread: clients are not shared between threads."""
+    turns: TurnSource
+    doorbell: Doorbell
+
+
+class Controllers:
+    """All loops of the leading controller."""
+
+    def __init__(self, adapters: Adapters) -> None:
+        self._adapters = adapters
+        self._stop = threading.Event()
+        self._queue = KeyQueue()
+        self._state = FleetState()
+        self._ingest = Ingest(
+            adapters.reports, adapters.link, adapters.ingest_publisher, self._state, self._queue
+        )
+        self._detection = Detection(self._state, self._queue)
+        self._reconcilers = Reconcilers(
+            self._state, self._queue, adapters.link, adapters.routes, adapters.publisher
+        )
+        self._live = LiveBuilder(self._state, adapters.publisher, adapters.routes)
+        self._turns = TurnRecorder(adapters.turns, self._live)
+        self._rollups = RollupRecorder(self._state)
+
+    def stop(self) -> None:
+        """Ask every loop to end."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Wait for the lead, then lead. Raises `LostLeadError` where the lead is lost."""
+        if not self._wait_for_lead():
+            return
+        _log.info("event=leading")
+        try:
+            self._lead()
+        finally:
+            self._stop.set()
+            self._adapters.lock.release()
+
+    def _wait_for_lead(self) -> bool:
+        health = LoopHealth("lead")
+        won = threading.Event()
+
+        def ask() -> None:
+            if self._adapters.lock.acquire():
+                won.set()
+                self._stop.set()  # ends the waiting loop only; cleared below
+
+        run_loop(health, ask, self._stop, pause_seconds=LEAD_POLL_SECONDS)
+        if won.is_set():
+            self._stop.clear()
+        return won.is_set()
+
+    def _lead(self) -> None:
+        self._load_state()
+        threads = [
+            self._thread("ingest", self._ingest.step, 0.0),
+            self._thread("detect", self._detect, 0.25),
+            self._thread("doorbell", self._listen, 0.0),
+            self._thread("resync", self._reconcilers.resync, RESYNC_SECONDS),
+            self._thread("live", self._live.step, 1.0),
+            self._thread("turns", self._turns.step, 0.0),
+            self._thread("rollups", self._rollups.step, 5.0),
+            *(self._thread(f"reconcile-{n}", self._work, 0.0) for n in range(RECONCILE_THREADS)),
+        ]
+        for thread in threads:
+            thread.start()
+        while not self._stop.wait(1.0):
+            if not self._adapters.lock.is_held():
+                raise LostLeadError("the lead was lost with its connection; starting again as a spare")
+        for thread in threads:
+            thread.join(timeout=10)
+
+    def _load_state(self) -> None:
+        """Begin from the record: who was alive, and under which lease."""
+        leases = {lease.node_id: lease for lease in NodeLease.objects.all()}
+        for node in Node.objects.all():
+            view = self._state.node(str(node.pk))
+            view.name, view.liveness = node.name, node.liveness
+            lease = leases.get(node.pk)
+            if lease is not None:
+                view.lease_epoch, view.boot_id = lease.epoch, lease.boot_id
+
+    def _thread(self, name: str, step: Callable[[], None], pause_seconds: float) -> threading.Thread:
+        return threading.Thread(
+            target=run_loop,
+            args=(LoopHealth(name), step, self._stop),
+            kwargs={"pause_seconds": pause_seconds},
+            name=name,
+            daemon=True,
+        )
+
+    def _detect(self) -> None:
+        self._detection.step(self._ingest.last_read_seconds)
+
+    def _listen(self) -> None:
+        for kind, key in self._adapters.doorbell.wait(1.0):
+            self._reconcilers.ring(kind, key)
+
+    def _work(self) -> None:
+        taken = self._queue.take(0.5)
+        if taken is None:
+            return
+        started = time.monotonic()
+        failed = True
+        try:
+            self._reconcilers.reconcile(*taken)
+            failed = False
+        finally:
+            self._queue.done(*taken, failed=failed)
+        took = time.monotonic() - started
+        if took > 1.0:
+            _log.warning("event=slow_reconcile kind=%s key=%s seconds=%.1f", *taken, took)

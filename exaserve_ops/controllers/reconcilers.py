@@ -1,0 +1,181 @@
+"""One reconciler per kind of key: snapshot, plan, apply."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from uuid import UUID
+
+from exaserve_ops.audit.models import Event
+from exaserve_ops.controllers.fleet_state import FleetState
+from exaserve_ops.controllers.loop import KeyQueue
+from exaserve_ops.controllers.ports import AgentLink, LivePublisher, RouteWriter
+from exaserve_ops.inventory.domain.liveness import DEAD
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.lifecycle import IllegalTransitionError
+from exaserve_ops.routing.selectors import inference_keys, routes, served_models
+from exaserve_ops.serving.domain.observed import WantedReplica
+from exaserve_ops.serving.domain.reconcile import (
+    Create,
+    FinishDeletion,
+    LetGo,
+    Place,
+    Step,
+    Wait,
+    plan_deployment,
+)
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments, wanted_of_node
+from exaserve_ops.serving.services.deployments import advance_deployment
+from exaserve_ops.serving.services.replicas import (
+    create_replicas,
+    let_go_replica,
+    place_replica,
+    record_wait,
+)
+from exaserve_ops.serving.services.wishes import record_wish
+from exaserve_ops.sessions.selectors import active_sessions_by_replica
+
+ACTOR = "controller:serving"
+CANARY_SECONDS = 15.0
+"""The wish goes out again so often, changed or not: it proves that commands are taken in."""
+LOG_TAIL_SECONDS = 30.0
+
+_log = logging.getLogger(__name__)
+
+
+class Reconcilers:
+    """Works on one key at a time; `reconcile` is called by several threads with different keys."""
+
+    def __init__(
+        self,
+        state: FleetState,
+        queue: KeyQueue,
+        link: AgentLink,
+        route_writer: RouteWriter,
+        publisher: LivePublisher,
+    ) -> None:
+        self._state = state
+        self._queue = queue
+        self._link = link
+        self._routes = route_writer
+        self._publisher = publisher
+        self._work = {
+            "deployment": self._deployment,
+            "node": self._node,
+            "routes": self._write_routes,
+            "keys": self._write_keys,
+            "event": self._announce_event,
+            "log": self._tail_log,
+        }
+
+    def reconcile(self, kind: str, key: str) -> None:
+        """Make the record and the world agree on one object."""
+        work = self._work.get(kind)
+        if work is None:
+            _log.warning("event=unknown_hint kind=%s", kind)
+            return
+        work(key)
+
+    def ring(self, kind: str, key: str) -> None:
+        """Queue what a hint calls for."""
+        if kind == "event":
+            key = "new"  # one look covers all that are new
+        if kind == "routes":
+            key = "all"
+        if kind == "keys":
+            key = "all"
+        if kind in {"deployment", "node"}:
+            # Which replicas may be routed to depends on both.
+            self._queue.add("routes", "all", after_seconds=0.02)
+        if kind == "node":
+            self._queue.add("deployment", "all", after_seconds=0.05)
+        self._queue.add(kind, key)
+
+    def resync(self) -> None:
+        """Queue everything: whatever hint was lost, it is found here."""
+        for deployment_id in live_deployments().values_list("pk", flat=True):
+            self._queue.add("deployment", str(deployment_id))
+        for node_id in Node.objects.values_list("pk", flat=True):
+            self._queue.add("node", str(node_id))
+        self._queue.add("routes", "all")
+        self._queue.add("keys", "all")
+
+    def _deployment(self, key: str) -> None:
+        if key == "all":
+            for deployment_id in live_deployments().values_list("pk", flat=True):
+                self._queue.add("deployment", str(deployment_id))
+            return
+        deployment_id = UUID(key)
+        active = active_sessions_by_replica(deployment_id, now=clock.now())
+        snapshot = deployment_snapshot(deployment_id, active_sessions=active)
+        if snapshot is None:
+            return
+        for step in plan_deployment(snapshot):
+            try:
+                _apply(deployment_id, step)
+            except IllegalTransitionError as error:
+                # The replica moved on since the snapshot was taken; its change rang, so we come again.
+                _log.info("event=step_overtaken step=%s error=%s", type(step).__name__, error)
+
+    def _node(self, key: str) -> None:
+        view = self._state.node(key)
+        if not Node.objects.filter(pk=key).exists():
+            self._state.drop(key)
+            self._routes.drop_facts(key)
+            return
+        if not view.lease_epoch or view.liveness == DEAD or view.last_report_seconds is None:
+            return  # nobody listens; its Hello asks for the wish again
+        replicas = wanted_of_node(UUID(key))
+        wish = record_wish(UUID(key), content_sha256=_digest(replicas))
+        now = time.monotonic()
+        due = now - view.wish_sent_seconds >= CANARY_SECONDS
+        if not due and not wish.changed:
+            self._queue.add("node", key, after_seconds=view.wish_sent_seconds + CANARY_SECONDS - now)
+            return
+        self._link.send_wish(key, lease_epoch=view.lease_epoch, revision=wish.revision, replicas=replicas)
+        view.wish_sent_seconds = now
+        self._queue.add("node", key, after_seconds=CANARY_SECONDS)
+
+    def _write_routes(self, _key: str) -> None:
+        self._routes.write_models(served_models())
+        self._routes.write_replicas(routes())
+
+    def _write_keys(self, _key: str) -> None:
+        self._routes.write_keys(inference_keys(now=clock.now()))
+
+    def _announce_event(self, _key: str) -> None:
+        newest = Event.objects.order_by("-pk").values_list("pk", flat=True).first()
+        if newest is not None:
+            self._publisher.announce_events(newest)
+
+    def _tail_log(self, key: str) -> None:
+        node_id = Replica.objects.filter(pk=key).values_list("node", flat=True).first()
+        if node_id is not None:
+            self._link.tail_log(
+                str(node_id),
+                lease_epoch=self._state.node(str(node_id)).lease_epoch,
+                replica_id=key,
+                seconds=LOG_TAIL_SECONDS,
+            )
+
+
+def _apply(deployment_id: UUID, step: Step) -> None:
+    now = clock.now()
+    match step:
+        case Create():
+            create_replicas(deployment_id, step.count, why=step.why, actor=ACTOR, now=now)
+        case Place():
+            place_replica(UUID(step.replica_id), step.placement, actor=ACTOR, now=now)
+        case Wait():
+            record_wait(UUID(step.replica_id), step.why, actor=ACTOR, now=now)
+        case LetGo():
+            let_go_replica(UUID(step.replica_id), step.event, why=step.why, actor=ACTOR, now=now)
+        case FinishDeletion():
+            advance_deployment(deployment_id, "emptied", actor=ACTOR, now=now, reason=step.why)
+
+
+def _digest(replicas: tuple[WantedReplica, ...]) -> str:
+    return hashlib.sha256(repr(replicas).encode()).hexdigest()

@@ -1,0 +1,32 @@
+"""Writes finished requests into their sessions, behind the requests and in batches."""
+
+from __future__ import annotations
+
+from exaserve_ops.controllers.live import LiveBuilder
+from exaserve_ops.controllers.ports import TurnSource
+from exaserve_ops.sessions.services import PositionedTurn, record_turns
+from exaserve_ops.telemetry.domain.windows import FinishedRequest
+
+
+class TurnRecorder:
+    """The loop between gateways' turn log and the sessions table."""
+
+    def __init__(self, source: TurnSource, live: LiveBuilder) -> None:
+        self._source = source
+        self._live = live
+
+    def step(self) -> None:
+        """Record one batch."""
+        batch = self._source.read(1.0)
+        if not batch:
+            return
+        record_turns(PositionedTurn(position, turn) for position, turn in batch)
+        self._source.ack([position for position, _ in batch])
+        for _, turn in batch:
+            self._live.count_request(
+                FinishedRequest(
+                    ended_at_seconds=turn.started_at_seconds + turn.duration_seconds,
+                    ttft_seconds=turn.ttft_seconds,
+                    tokens=turn.completion_tokens or 0,
+                )
+            )

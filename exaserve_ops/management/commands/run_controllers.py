@@ -1,0 +1,33 @@
+"""`manage.py run_controllers`: one leads, others wait as spares."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+from django.core.management.base import BaseCommand
+
+from exaserve_ops.controllers.process import LostLeadError
+from exaserve_ops.wiring import build_controllers
+
+
+class Command(BaseCommand):
+    """Runs until SIGTERM or SIGINT."""
+
+    help = "Run the reconcile loops, the failure detector and report ingest."
+
+    def handle(self, *_args: object, **_options: object) -> None:
+        """Run the loops in this process."""
+        controllers = build_controllers()
+
+        def stop(_signal: int, _frame: FrameType | None) -> None:
+            controllers.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        try:
+            controllers.run()
+        except LostLeadError as error:
+            self.stderr.write(str(error))
+            sys.exit(1)

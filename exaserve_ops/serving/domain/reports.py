@@ -1,0 +1,69 @@
+"""Reports of agents, in the control plane's own terms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exaserve_ops.inventory.domain.facts import NodeFacts
+from exaserve_ops.serving.domain.observed import ObservedReplica
+
+
+@dataclass(frozen=True, slots=True)
+class HelloReport:
+    """An agent introduces its node."""
+
+    node_id: str
+    facts: NodeFacts
+    reconnect: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReport:
+    """Sign of life and whole observed state of a node."""
+
+    node_id: str
+    boot_id: str
+    lease_epoch: int
+    sequence: int
+    sent_at_seconds: float
+    applied_revision: int
+    intake_age_seconds: float | None = None
+    reconcile_age_seconds: float | None = None
+    reconcile_error: str = ""
+    replicas: tuple[ObservedReplica, ...] = ()
+    unknown_processes: tuple[Mapping[str, Any], ...] = ()
+    host: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommandOutcome:
+    """What became of a command."""
+
+    node_id: str
+    command_id: str
+    outcome: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """Lines of a replica's log."""
+
+    node_id: str
+    replica_id: str
+    attempt: int
+    lines: tuple[str, ...]
+    dropped_lines: int
+
+
+Report = HelloReport | HeartbeatReport | CommandOutcome | LogLines
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A report and where it stands in the stream."""
+
+    position: str
+    report: Report

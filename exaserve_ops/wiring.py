@@ -1,0 +1,99 @@
+"""The composition root: builds adapters and hands them to the edges. Only entry points import it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from uuid import UUID
+
+import redis
+from django.conf import settings
+from django.core.exceptions import ValidationError
+
+from exaserve_ops.adapters.agentlink import CeleryAgentLink
+from exaserve_ops.adapters.doorbell import PostgresDoorbell
+from exaserve_ops.adapters.leadership import LeaderLock
+from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
+from exaserve_ops.adapters.model_folder import ModelFolder
+from exaserve_ops.adapters.reports import RedisReportSource
+from exaserve_ops.adapters.route_table import RouteTableWriter
+from exaserve_ops.adapters.turn_log import TurnLogReader
+from exaserve_ops.api import ports as api_ports
+from exaserve_ops.controllers.process import Adapters, Controllers
+from exaserve_ops.dashboard import ports as dashboard_ports
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.settings.env import Environment
+from workers.protocol import digests
+
+SOCKET_SECONDS = 5.0
+KEY_EPOCH_SECONDS = 5.0
+"""How long a revoked node key may still be believed."""
+
+
+def connect_pages() -> None:
+    """Hand pages and REST what they need from outside."""
+    reader = RedisLiveReader(_environment().redis_url)
+    folder = ModelFolder()
+    dashboard_ports.use_live_reader(reader)
+    dashboard_ports.use_model_folder_reader(folder)
+    api_ports.use_replica_loads(reader)
+    api_ports.use_model_folder_reader(folder)
+
+
+def build_controllers() -> Controllers:
+    """Everything that `manage.py run_controllers` runs."""
+    environment = _environment()
+    consumer = f"{socket.gethostname()}-{os.getpid()}"
+    keys = NodeKeys(environment.fleet_secret)
+    return Controllers(
+        Adapters(
+            lock=LeaderLock(environment.database_url),
+            reports=RedisReportSource(_client(), consumer, keys),
+            link=CeleryAgentLink(settings.CELERY_BROKER_URL, keys),
+            routes=RouteTableWriter(_client()),
+            publisher=RedisLivePublisher(_client()),
+            ingest_publisher=RedisLivePublisher(_client()),
+            turns=TurnLogReader(_client(), consumer),
+            doorbell=PostgresDoorbell(environment.database_url),
+        )
+    )
+
+
+class NodeKeys:
+    """Derives node keys. Key epochs are looked up again now and then, so that a raised one revokes."""
+
+    def __init__(self, fleet_secret: bytes) -> None:
+        self._fleet_secret = fleet_secret
+        self._keys: dict[str, tuple[float, bytes]] = {}
+
+    def __call__(self, node_id: str) -> bytes | None:
+        """Key of a node; `None` for one that is not recorded."""
+        now = time.monotonic()
+        known = self._keys.get(node_id)
+        if known is not None and now - known[0] < KEY_EPOCH_SECONDS:
+            return known[1]
+        try:
+            epoch = Node.objects.filter(pk=UUID(node_id)).values_list("key_epoch", flat=True).first()
+        except (ValueError, ValidationError):
+            return None
+        if epoch is None:
+            self._keys.pop(node_id, None)
+            return None
+        key = digests.node_key(self._fleet_secret, node_id, epoch)
+        self._keys[node_id] = (now, key)
+        return key
+
+
+def _client() -> redis.Redis:
+    return redis.Redis.from_url(
+        _environment().redis_url,
+        socket_timeout=SOCKET_SECONDS,
+        socket_connect_timeout=3,
+        socket_keepalive=True,
+        health_check_interval=10,
+    )
+
+
+def _environment() -> Environment:
+    return settings.ENV

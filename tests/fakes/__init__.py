@@ -1,0 +1,1 @@
+"""Fakes that behave, and real servers to test against."""
