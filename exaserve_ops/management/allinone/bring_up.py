@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from exaserve_ops.adapters import stores
-from exaserve_ops.adapters.supervision import ProgramState
-from exaserve_ops.management.allinone import programs
-from exaserve_ops.management.allinone.console import Stage, StartError
+from exaserve_ops.management.allinone import programs, readiness
+from exaserve_ops.management.allinone.console import StartError
 from exaserve_ops.management.allinone.errands import Errand, run_errand
 from exaserve_ops.management.allinone.fleet import INFERENCE_KEY, Fleet
 from exaserve_ops.management.allinone.rest import RestClient
 
-DEMO = "demo"
 _MODEL_FOLDER = "demo-llama"
 _STORE_SECONDS = 120
 _ERRAND_SECONDS = 300
@@ -39,8 +35,7 @@ def bring_up(fleet: Fleet) -> None:
     _run(fleet, "accounts and demo", _provision_arguments(fleet), limit_seconds=_ERRAND_SECONDS)
     _join_nodes(fleet)
     _start_agents(fleet)
-    if fleet.shape.with_demo:
-        _wait_for_replicas(fleet)
+    if fleet.shape.with_demo and _wait_for_replicas(fleet) > 0:
         _wait_for_answer(fleet)
     if fleet.shape.with_load:
         _start(fleet, "background load", (programs.LOAD,), lambda: "", limit_seconds=_SERVICE_SECONDS)
@@ -65,7 +60,7 @@ def _start_stores(fleet: Fleet) -> None:
         fleet,
         "Postgres" if embedded else "Postgres (DATABASE_URL)",
         (programs.POSTGRES,) if embedded else (),
-        lambda: _database_missing(fleet),
+        lambda: readiness.database_missing(fleet),
         limit_seconds=_STORE_SECONDS,
     )
     embedded = fleet.valkey is not None
@@ -73,7 +68,7 @@ def _start_stores(fleet: Fleet) -> None:
         fleet,
         "Valkey" if embedded else "Redis (REDIS_URL)",
         (programs.VALKEY,) if embedded else (),
-        lambda: _redis_missing(fleet),
+        lambda: readiness.redis_missing(fleet),
         limit_seconds=_STORE_SECONDS,
     )
 
@@ -96,7 +91,7 @@ def _start_control_plane(fleet: Fleet) -> None:
         fleet,
         "controllers, chores",
         (programs.CONTROLLERS, programs.CHORES, programs.BEAT),
-        lambda: _not_running(fleet, (programs.CONTROLLERS, programs.CHORES, programs.BEAT)),
+        lambda: readiness.not_running(fleet, (programs.CONTROLLERS, programs.CHORES, programs.BEAT)),
         limit_seconds=_SERVICE_SECONDS,
     )
 
@@ -125,20 +120,30 @@ def _start_agents(fleet: Fleet) -> None:
         fleet,
         "agents",
         names,
-        lambda: _silent_nodes(client, fleet.shape.node_names),
+        lambda: readiness.silent_nodes(client, fleet.shape.node_names),
         limit_seconds=_SERVICE_SECONDS,
     )
 
 
-def _wait_for_replicas(fleet: Fleet) -> None:
+def _wait_for_replicas(fleet: Fleet) -> int:
+    """Wait for the demo's replicas, and return how many: somebody may have asked for none."""
     client = api(fleet)
     with fleet.console.stage("replicas") as stage:
+        look = readiness.Replicas(0, 0, "")
+
+        def missing() -> str:
+            nonlocal look
+            look = readiness.look_at_replicas(client)
+            return look.missing
+
         fleet.console.wait_until_done(
             stage,
-            lambda: _replicas_missing(client, stage),
+            missing,
             limit_seconds=_REPLICA_SECONDS,
-            advice=f"See the page of the replicas at {fleet.addresses.public_url}.",
+            advice=f"See the replicas at {fleet.addresses.public_url}.",
         )
+        stage.outcome = f"{look.ready} ready"
+    return look.ready
 
 
 def _wait_for_answer(fleet: Fleet) -> None:
@@ -146,86 +151,10 @@ def _wait_for_answer(fleet: Fleet) -> None:
     with fleet.console.stage("first answer") as stage:
         fleet.console.wait_until_done(
             stage,
-            lambda: _answer_missing(client, stage),
+            lambda: readiness.answer_missing(client),
             limit_seconds=_SERVICE_SECONDS,
             advice=f"See {fleet.files.logs / 'gateway.log'}.",
         )
-
-
-# ------------------------------------------------------------------------------------------------
-# What a stage still waits for; nothing when it is over
-# ------------------------------------------------------------------------------------------------
-def _database_missing(fleet: Fleet) -> str:
-    try:
-        if fleet.postgres is not None:
-            stores.create_database(fleet.files, fleet.postgres)
-        stores.connect(fleet.addresses.database_url).close()
-    except stores.StoreNotReadyError as error:
-        return str(error)
-    return ""
-
-
-def _redis_missing(fleet: Fleet) -> str:
-    try:
-        stores.check_redis(fleet.addresses.redis_url)
-    except stores.StoreNotReadyError as error:
-        return str(error)
-    return ""
-
-
-def _not_running(fleet: Fleet, names: Iterable[str]) -> str:
-    statuses = fleet.supervisor.statuses()
-    return ", ".join(
-        f"{name} {statuses[name].state.value.lower()}"
-        for name in names
-        if statuses[name].state is not ProgramState.RUNNING
-    )
-
-
-def _silent_nodes(client: RestClient, names: tuple[str, ...]) -> str:
-    nodes = _ask(client, "/api/v1/nodes/")
-    if isinstance(nodes, str):
-        return nodes
-    live = {node["name"] for node in nodes if node["liveness"] == "live"}
-    missing = [name for name in names if name not in live]
-    return f"no heartbeat yet of {', '.join(missing)}" if missing else ""
-
-
-def _replicas_missing(client: RestClient, stage: Stage) -> str:
-    deployments = _ask(client, "/api/v1/deployments/")
-    replicas = _ask(client, "/api/v1/replicas/")
-    if isinstance(deployments, str) or isinstance(replicas, str):
-        return str(deployments if isinstance(deployments, str) else replicas)
-    wanted = sum(int(one["replicas"]) for one in deployments if one["name"] == DEMO)
-    states = [str(one["status"]) for one in replicas if one["status"] != "stopped"]
-    ready = states.count("ready")
-    if ready >= wanted:
-        stage.outcome = f"{ready} ready"
-        return ""
-    others = sorted({f"{states.count(state)} {state}" for state in states if state != "ready"})
-    return ", ".join([f"{ready} of {wanted} ready", *others])
-
-
-def _answer_missing(client: RestClient, stage: Stage) -> str:
-    request = {
-        "model": DEMO,
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 4,
-    }
-    try:
-        answer = client.post("/v1/chat/completions", request)
-    except (OSError, ValueError) as error:
-        return str(error)
-    stage.outcome = f"{answer['usage']['completion_tokens']} tokens"
-    return ""
-
-
-def _ask(client: RestClient, path: str) -> list[dict[str, Any]] | str:
-    """Return the items, or why there are none."""
-    try:
-        return client.get_all(path)
-    except (OSError, ValueError) as error:
-        return str(error)
 
 
 # ------------------------------------------------------------------------------------------------

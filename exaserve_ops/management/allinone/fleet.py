@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from exaserve_ops.adapters import stores
-from exaserve_ops.adapters.fleet_files import SOCKET_PATH_MAX_BYTES, FleetFiles, choose_port
+from exaserve_ops.adapters.fleet_files import FleetFiles, choose_port
 from exaserve_ops.adapters.processes import FLEET_VARIABLE, PROGRAM_VARIABLE, identify
 from exaserve_ops.adapters.supervision import (
     Program,
@@ -24,7 +24,6 @@ from exaserve_ops.management.allinone.errands import plain_environment
 
 SUPERVISORD_STATE = "supervisord.json"
 INFERENCE_KEY = "api_token"
-_LONGEST_HOME_SOCKET = "run/intake.sock.0000000000"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,9 @@ def assemble_fleet(
         fleet_id=files.fleet_id,
         code=code,
         var=files.var,
-        homes={name: _reachable_home(files, name) for name in shape.node_names},
+        homes={name: files.node_home(name) for name in shape.node_names},
         inference_key_file=files.secret_path(INFERENCE_KEY),
+        tuning=dict(os.environ),
     )
     addresses = _addresses(files, postgres, valkey)
     secrets = programs.FleetSecrets(
@@ -130,14 +130,3 @@ def _addresses(
         public_url="",
     )
     return replace(addresses, public_url=given.get("EXAOPS_PUBLIC_URL") or addresses.web_url)
-
-
-def _reachable_home(files: FleetFiles, name: str) -> Path:
-    """Home of a node's agent, by a path short enough for the sockets that it makes there."""
-    home = files.node_home(name)
-    if len(os.fsencode(home / _LONGEST_HOME_SOCKET)) <= SOCKET_PATH_MAX_BYTES:
-        return home
-    link = files.runtime / "nodes"
-    if not link.is_symlink():
-        link.symlink_to(home.parent, target_is_directory=True)
-    return link / name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from exaserve_ops.adapters.processes import FLEET_VARIABLE, PROGRAM_VARIABLE
@@ -90,6 +90,8 @@ class FleetSite:
     homes: Mapping[str, Path]
     """Home folder of each node's agent, by the node's name."""
     inference_key_file: Path
+    tuning: Mapping[str, str] = field(default_factory=dict)
+    """What the person at the terminal set for gateway and agents, such as `EXAOPS_AGENT_LABELS`."""
 
 
 def control_environment(site: FleetSite, addresses: FleetAddresses, secrets: FleetSecrets) -> dict[str, str]:
@@ -143,12 +145,14 @@ def control_programs(site: FleetSite, environment: Mapping[str, str]) -> tuple[P
 def gateway_program(site: FleetSite, environment: Mapping[str, str]) -> Program:
     """Return the gateway, which sees neither the database nor Django's key."""
     seen = ("REDIS_URL", "EXAOPS_FLEET_SECRET", "EXAOPS_GATEWAY_PORT")
+    # A person waits for the stop, and asks for it on purpose: open answers get a moment, not long.
+    drain = {"EXAOPS_GATEWAY_DRAIN_SECONDS": "8"}
     return _program(
         site,
         GATEWAY,
         _python("-m", "exaserve_ops.gateway"),
-        {name: environment[name] for name in seen},
-        stop_seconds=15,
+        drain | _tuning(site, "EXAOPS_GATEWAY_") | {name: environment[name] for name in seen},
+        stop_seconds=12,
     )
 
 
@@ -163,6 +167,7 @@ def agent_programs(site: FleetSite, shape: FleetShape) -> tuple[Program, ...]:
             "EXAOPS_AGENT_MEMORY_BYTES": str(int(shape.memory_bytes * MEMORY_SHARE / shape.nodes)),
             "EXAOPS_AGENT_CPU_THREADS": str(max(1, shape.cpu_count // max(1, shape.replicas))),
         }
+        environment |= _tuning(site, "EXAOPS_AGENT_")
         command = _python("-m", "workers.agent", "run", "--home", str(site.homes[name]))
         agents.append(_program(site, agent_name(name), command, environment, stop_seconds=20))
     return tuple(agents)
@@ -192,6 +197,10 @@ def stop_stages(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     order = ((LOAD,), (GATEWAY,), agents, (BEAT, CHORES), (CONTROLLERS,), (WEB,), (VALKEY,), (POSTGRES,))
     stages = (tuple(name for name in stage if name in known) for stage in order)
     return tuple(stage for stage in stages if stage)
+
+
+def _tuning(site: FleetSite, prefix: str) -> dict[str, str]:
+    return {name: value for name, value in site.tuning.items() if name.startswith(prefix)}
 
 
 def _python(*arguments: str) -> tuple[str, ...]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from exaserve_ops.adapters.supervision import ProgramState, ProgramStatus, SupervisionError
-from exaserve_ops.management.allinone.bring_up import DEMO, api
+from exaserve_ops.management.allinone.bring_up import api
 from exaserve_ops.management.allinone.fleet import SUPERVISORD_STATE, Fleet
+from exaserve_ops.management.allinone.readiness import DEMO
 
 LONGEST_WAIT_SECONDS = 30.0
 """A program that does not come up is tried at least this often."""

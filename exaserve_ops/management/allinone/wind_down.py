@@ -68,7 +68,8 @@ def clear_earlier_run(files: FleetFiles, console: Console, interrupts: Interrupt
 
 def end_leftovers(files: FleetFiles, interrupts: Interrupts, *, with_replicas: bool) -> None:
     """End every process that carries this fleet's label, the stores last."""
-    found = [process for process in find_labelled(files.fleet_id) if with_replicas or not process.is_replica]
+    labelled = find_labelled(files.fleet_id, files.node_ids())
+    found = [process for process in labelled if with_replicas or not process.is_replica]
     others = [process for process in found if process.program not in _STORES]
     _end(others, signal.SIGTERM, interrupts)
     # To Postgres, SIGTERM would mean: wait for every client to go away.

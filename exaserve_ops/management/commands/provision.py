@@ -16,7 +16,7 @@ from exaserve_ops.access.models import Scope
 from exaserve_ops.access.selectors import find_valid_key
 from exaserve_ops.access.services import create_api_key
 from exaserve_ops.adapters.fleet_files import FleetFiles, open_fleet_files, write_private
-from exaserve_ops.adapters.model_folder import read_model_folder
+from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import create_join_token
 from exaserve_ops.lib import clock
@@ -90,7 +90,7 @@ def _ensure_may_join(files: FleetFiles, name: str, known_id: str) -> None:
 
 def _ensure_demo(folder: Path, replicas: int) -> None:
     """Make the demo once; how many replicas it has afterwards is for people to say."""
-    model = register_model(name=DEMO_MODEL, facts=read_model_folder(folder), actor=ACTOR, now=clock.now())
+    model = register_model(name=DEMO_MODEL, facts=ModelFolder().read(str(folder.absolute())), actor=ACTOR, now=clock.now())
     if Deployment.objects.filter(name=DEMO).exists():
         return
     wish = DeploymentWish(name=DEMO, model_id=model.pk, replicas=replicas, engine="torch", served_name=DEMO)

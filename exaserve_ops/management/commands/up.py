@@ -20,7 +20,7 @@ from exaserve_ops.adapters.fleet_files import (
 )
 from exaserve_ops.adapters.stores import StoreError
 from exaserve_ops.adapters.supervision import SupervisionError
-from exaserve_ops.management.allinone.bring_up import DEMO, bring_up
+from exaserve_ops.management.allinone.bring_up import bring_up
 from exaserve_ops.management.allinone.console import (
     Console,
     InterruptedStartError,
@@ -35,6 +35,7 @@ from exaserve_ops.management.allinone.fleet import (
     start_process_manager,
 )
 from exaserve_ops.management.allinone.programs import NODE_PREFIX, FleetShape
+from exaserve_ops.management.allinone.readiness import DEMO
 from exaserve_ops.management.allinone.watch import watch
 from exaserve_ops.management.allinone.wind_down import clear_earlier_run, wind_down
 
