@@ -1,0 +1,120 @@
+"""Who may ask what: deny by default, decided on a request's head, before its body is read."""
+
+from __future__ import annotations
+
+import enum
+import itertools
+import secrets
+
+from exaserve_ops.adapters.api_key_table import ApiKeyTable
+from exaserve_ops.gateway import refusals
+from exaserve_ops.gateway.headers import is_request_id, is_session_id
+from exaserve_ops.gateway.refusals import Refusal
+from exaserve_ops.gateway.requests import Request
+
+_BEARER = b"bearer "
+
+
+class Access(enum.Enum):
+    """Who may use an endpoint."""
+
+    PUBLIC = "public"
+    KEY = "key"
+    LOOPBACK_OR_KEY = "loopback or key"
+
+
+class Endpoint(enum.Enum):
+    """Everything that exists here: method, path, and who may use it. All else is 404."""
+
+    CHAT = (b"POST", b"/v1/chat/completions", Access.KEY)
+    COMPLETIONS = (b"POST", b"/v1/completions", Access.KEY)
+    MODELS = (b"GET", b"/v1/models", Access.KEY)
+    HEALTH = (b"GET", b"/health", Access.PUBLIC)
+    METRICS = (b"GET", b"/metrics", Access.LOOPBACK_OR_KEY)
+
+    def __init__(self, method: bytes, path: bytes, access: Access) -> None:
+        self.method = method
+        self.path = path
+        self.access = access
+
+
+ENDPOINTS = {endpoint.path: endpoint for endpoint in Endpoint}
+
+
+class Admission:
+    """Checks heads against the table of endpoints and the table of keys."""
+
+    def __init__(self, keys: ApiKeyTable, *, body_bytes: int) -> None:
+        self._keys = keys
+        self._body_bytes = body_bytes
+        self._request_id_prefix = secrets.token_hex(8)
+        self._request_numbers = itertools.count(1)
+
+    def check(self, request: Request, *, is_loopback: bool) -> Refusal | None:
+        """Check a head, and fill in what it says: request id, session id, key."""
+        self._name(request)
+        return (
+            self._check_message(request)
+            or self._check_access(request, is_loopback=is_loopback)
+            or self._check_session(request)
+        )
+
+    def _name(self, request: Request) -> None:
+        given = request.values(b"x-request-id")
+        if len(given) == 1 and is_request_id(given[0]):
+            request.request_id = given[0]
+        else:
+            number = next(self._request_numbers)
+            request.request_id = f"{self._request_id_prefix}-{number:x}".encode()
+
+    def _check_message(self, request: Request) -> Refusal | None:
+        """Judge what the parser lets through, but a relay must not guess about."""
+        seen: dict[bytes, bytes] = {}
+        hosts = 0
+        for name, value in request.headers:
+            hosts += name == b"host"
+            seen[name] = value
+        if request.version not in {"1.1", "1.0"}:
+            return refusals.VERSION_UNKNOWN
+        if hosts != 1:
+            return refusals.HOST_REQUIRED
+        if seen.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+            return refusals.CODING_UNKNOWN
+        if seen.get(b"expect", b"100-continue").lower() != b"100-continue":
+            return refusals.EXPECTATION_UNKNOWN
+        if int(seen.get(b"content-length", b"0")) > self._body_bytes:
+            return refusals.BODY_TOO_LARGE
+        return None
+
+    def _check_access(self, request: Request, *, is_loopback: bool) -> Refusal | None:
+        endpoint = ENDPOINTS.get(request.path)
+        if endpoint is None:
+            return refusals.UNKNOWN_PATH
+        if endpoint.method != request.method:
+            return refusals.WRONG_METHOD
+        if endpoint.method == b"POST" and request.version != "1.1":
+            return refusals.VERSION_UNKNOWN  # answers are in chunks, which 1.0 cannot read
+        if endpoint.access is Access.PUBLIC:
+            return None
+        if endpoint.access is Access.LOOPBACK_OR_KEY and is_loopback:
+            return None
+        return self._check_key(request)
+
+    def _check_key(self, request: Request) -> Refusal | None:
+        given = request.values(b"authorization")
+        if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
+            return refusals.NO_KEY
+        if not self._keys.loaded:
+            return refusals.KEYS_UNKNOWN
+        request.key = self._keys.find(given[0][len(_BEARER) :].strip())
+        return None if request.key else refusals.BAD_KEY
+
+    @staticmethod
+    def _check_session(request: Request) -> Refusal | None:
+        given = request.values(b"x-session-id")
+        if not given:
+            return None
+        if len(given) != 1 or not is_session_id(given[0]):
+            return refusals.BAD_SESSION
+        request.session_id = given[0].decode()
+        return None

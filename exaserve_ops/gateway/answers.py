@@ -1,0 +1,112 @@
+"""What the gateway reads out of an answer that it passes on: its proper end, and its usage figures.
+
+Only the last few kilobytes are kept, and they are looked at once, when the answer is over.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+_TAIL_BYTES = 4096
+_LARGEST_JSON_BYTES = 1024 * 1024
+
+
+class _PromptDetails(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Token counts as the engine gave them; `None` where it did not."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens whose KV was reused."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+NO_USAGE = Usage()
+
+
+class _Ending(msgspec.Struct, frozen=True):
+    """The two top-level fields that matter of an answer or of one event of it."""
+
+    usage: Usage | None = None
+    error: msgspec.Raw | None = None
+
+
+_decoder = msgspec.json.Decoder(_Ending)
+
+
+class JsonAnswer:
+    """A plain answer: kept whole while it is small enough to read the usage from."""
+
+    __slots__ = ("_parts", "_size_bytes")
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size_bytes = 0
+
+    def add(self, payload: bytes) -> None:
+        """Take the next piece of the body."""
+        self._size_bytes += len(payload)
+        if self._size_bytes <= _LARGEST_JSON_BYTES:
+            self._parts.append(payload)
+        else:
+            self._parts.clear()
+
+    def usage(self) -> Usage:
+        """Token counts, all `None` if there are none."""
+        return _ending_of(b"".join(self._parts)).usage or NO_USAGE
+
+
+class StreamAnswer:
+    """A stream of events, of which the end is kept."""
+
+    __slots__ = ("_tail",)
+
+    def __init__(self) -> None:
+        self._tail = b""
+
+    def add(self, payload: bytes) -> None:
+        """Take the next piece of the body."""
+        if len(payload) < _TAIL_BYTES:
+            payload = self._tail + payload
+        self._tail = payload[-_TAIL_BYTES:]
+
+    def is_finished(self) -> bool:
+        """Whether the last event says that the stream is over: `[DONE]`, or an error."""
+        events = self._events()
+        return bool(events) and (events[-1] == b"[DONE]" or self.ended_in_error())
+
+    def ended_in_error(self) -> bool:
+        """Whether the engine ended the stream by an error event of its own."""
+        events = [event for event in self._events() if event != b"[DONE]"]
+        if not events:
+            return False
+        error = _ending_of(events[-1]).error
+        return error is not None and bytes(error) != b"null"
+
+    def is_between_events(self) -> bool:
+        """Whether an event of ours may follow as it is."""
+        return not self._tail or self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+
+    def usage(self) -> Usage:
+        """Token counts of the last event that carries any."""
+        for event in reversed(self._events()):
+            if b'"usage"' in event and (usage := _ending_of(event).usage):
+                return usage
+        return NO_USAGE
+
+    def _events(self) -> list[bytes]:
+        return [line[5:].strip() for line in self._tail.splitlines() if line.startswith(b"data:")]
+
+
+def _ending_of(text: bytes) -> _Ending:
+    try:
+        return _decoder.decode(text)
+    except (msgspec.DecodeError, RecursionError):  # not JSON, or cut by the tail: nothing is known
+        return _Ending()

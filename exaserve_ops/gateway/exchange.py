@@ -1,0 +1,490 @@
+"""One request on its way: to a replica, perhaps another one, and its answer back to the client.
+
+Until the first byte goes to the client everything may be tried again; after it, nothing. Whatever
+happens ends in `_end`, once: there the replica's count goes down and the turn is recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections.abc import Coroutine
+from typing import Protocol
+
+from exaserve_ops.gateway import headers, refusals
+from exaserve_ops.gateway.answers import JsonAnswer, StreamAnswer
+from exaserve_ops.gateway.fleet import ReplicaSlot
+from exaserve_ops.gateway.framing import Frame
+from exaserve_ops.gateway.refusals import Refusal
+from exaserve_ops.gateway.requests import Request
+from exaserve_ops.gateway.router import STICKY, Ask, Obstacle, Route
+from exaserve_ops.gateway.shared import Shared
+from exaserve_ops.gateway.upstream import AnswerHead, UpstreamConnection
+from exaserve_ops.routing.domain import markdown
+from exaserve_ops.routing.domain.records import TurnRecord
+
+_CLIENT_GONE_STATUS = 499
+"""What proxies write down for a client that left; nobody receives it."""
+_FIRST_ERROR_STATUS = 400
+_FIRST_SERVER_ERROR_STATUS = 500
+_TOKEN_REFUSED_STATUSES = frozenset({401, 403})
+
+_REFUSAL_OF = {
+    Obstacle.NOTHING_SERVES: refusals.NOTHING_SERVES,
+    Obstacle.FULL: refusals.OVERLOADED,
+    Obstacle.UNREACHABLE: refusals.UNREACHABLE,
+}
+
+
+class Client(Protocol):
+    """The client's side of the exchange."""
+
+    is_paused: bool
+    """The client takes less than it is sent."""
+
+    def must_close(self, request: Request) -> bool:
+        """Whether the connection ends with this answer."""
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the answer."""
+
+    def refuse(self, request: Request, refusal: Refusal) -> None:
+        """Send an error as the whole answer."""
+
+    def finish(self, *, keep_alive: bool) -> None:
+        """The answer is over; close after it unless kept alive."""
+
+    def abort(self) -> None:
+        """Cut the connection, so that the answer cannot be taken for a whole one."""
+
+
+class Phase(enum.IntEnum):
+    """How far a request has come."""
+
+    ROUTING = 0
+    WAITING = 1
+    CONNECTING = 2
+    SENT = 3
+    ANSWERED = 4
+    """The answer's head was read."""
+    ENDED = 5
+
+
+class Exchange:
+    """State of one request from its last byte read to its answer's last byte written."""
+
+    __slots__ = (
+        "_answer",
+        "_ask",
+        "_attempts",
+        "_client",
+        "_frame",
+        "_head",
+        "_last_byte_seconds",
+        "_obstacle",
+        "_paused_at_seconds",
+        "_phase",
+        "_request",
+        "_shared",
+        "_slot",
+        "_started_at_unix_seconds",
+        "_started_seconds",
+        "_status",
+        "_task",
+        "_ttft_seconds",
+        "_unsent_head",
+        "_upstream",
+        "_wait_until_seconds",
+        "_why",
+        "model",
+    )
+
+    def __init__(self, shared: Shared, client: Client, request: Request, model: str) -> None:
+        self._shared = shared
+        self._client = client
+        self._request = request
+        self.model = model
+        self._ask = Ask(model, request.session_id)
+        self._phase = Phase.ROUTING
+        self._started_seconds = shared.clock()
+        self._started_at_unix_seconds = shared.wall_clock()
+        self._obstacle = Obstacle.NOTHING_SERVES
+        self._wait_until_seconds = 0.0
+        self._paused_at_seconds = 0.0
+        self._last_byte_seconds = 0.0
+        self._ttft_seconds: float | None = None
+        self._attempts = 0
+        self._status = 0
+        self._why = ""
+        self._slot: ReplicaSlot | None = None
+        self._upstream: UpstreamConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._head: AnswerHead | None = None
+        self._frame: Frame | None = None
+        self._answer: StreamAnswer | JsonAnswer = JsonAnswer()
+        self._unsent_head = b""
+
+    # ------------------------------------------------------------------ towards a replica
+    def start(self) -> None:
+        """Begin; everything after this happens in call-backs."""
+        self._shared.open_requests.add(self)
+        self._route()
+
+    def wake(self) -> bool:
+        """Try again after waiting. Returns whether it went on."""
+        route = self._shared.router.pick(self._ask)
+        if isinstance(route, Obstacle):
+            self._obstacle = route
+            return False
+        self._follow(route)
+        return True
+
+    def _route(self) -> None:
+        self._phase = Phase.ROUTING
+        self._follow(self._shared.router.pick(self._ask))
+
+    def _follow(self, route: Route | Obstacle) -> None:
+        """Wait, ask the session table, or go."""
+        if isinstance(route, Obstacle):
+            self._wait(route)
+            return
+        self._shared.waiting.discard(self)
+        if self._shared.router.needs_table(self._ask):
+            self._phase = Phase.ROUTING
+            self._run(self._follow_table(route))
+        else:
+            self._go(route)
+
+    async def _follow_table(self, proposal: Route) -> None:
+        route = await self._shared.router.pick_for_session(self._ask, proposal)
+        if isinstance(route, Obstacle):
+            self._wait(route)
+        else:
+            self._go(route)
+
+    def _wait(self, obstacle: Obstacle) -> None:
+        self._obstacle = obstacle
+        self._phase = Phase.WAITING
+        if not self._wait_until_seconds:
+            self._wait_until_seconds = self._shared.clock() + self._shared.settings.wait_seconds
+        if not self._shared.waiting.add(self):
+            self._fail(refusals.WAITING_ROOM_FULL)
+
+    def _go(self, route: Route) -> None:
+        slot = route.replica
+        self._slot = slot
+        self._why = route.why
+        self._attempts += 1
+        slot.acquire()
+        slot.mark = markdown.note_attempt(slot.mark, self._shared.clock())
+        connection = slot.pool.take()
+        if connection is None:
+            self._connect(slot)
+        else:
+            self._send(slot, connection)
+
+    def _connect(self, slot: ReplicaSlot) -> None:
+        self._phase = Phase.CONNECTING
+        self._run(self._connect_and_send(slot))
+
+    async def _connect_and_send(self, slot: ReplicaSlot) -> None:
+        try:
+            connection = await slot.pool.connect()
+        except (OSError, TimeoutError, UnicodeError) as error:  # the last: no possible host name
+            self._note_unreachable(slot, repr(error))
+            return
+        self._send(slot, connection)
+
+    def _send(self, slot: ReplicaSlot, connection: UpstreamConnection) -> None:
+        self._phase = Phase.SENT
+        self._upstream = connection
+        request = self._request
+        body = request.body
+        prefix = b"POST " + request.path + slot.request_prefix
+        head = headers.engine_head(prefix, request.headers, request.request_id, len(body))
+        connection.send(self, head, body)
+
+    def _note_unreachable(self, slot: ReplicaSlot, reason: str) -> None:
+        """Nothing of an answer came: leave the replica alone for a while, and try another."""
+        now = self._shared.clock()
+        slot.mark = markdown.note_unreachable(slot.mark, now)
+        self._shared.problems.report(
+            "replica_unreachable",
+            now,
+            replica=slot.name,
+            address=f"{slot.record.host}:{slot.record.port}",
+            request=self._request.request_id.decode(),
+            reason=reason,
+        )
+        self._release()
+        self._ask.tried = (*self._ask.tried, slot)
+        self._ask.avoid_node = slot.record.node_id
+        if self._attempts >= self._shared.settings.attempts:
+            self._fail(refusals.UNREACHABLE)
+            return
+        self._shared.counters.retries += 1
+        self._route()
+
+    # ------------------------------------------------------------------ the answer
+    def on_head(self, head: AnswerHead, frame: Frame) -> None:
+        """The answer began."""
+        slot = self._slot
+        if slot is None or self._upstream is None:
+            return
+        if head.status in _TOKEN_REFUSED_STATUSES:
+            # Our token, not the caller's: what is at this address is not the attempt that the
+            # table names. It has done nothing, so another replica may.
+            self._upstream.abort()
+            self._upstream = None
+            self._note_unreachable(slot, f"token refused with {head.status}")
+            return
+        now = self._shared.clock()
+        if head.status >= _FIRST_SERVER_ERROR_STATUS:
+            slot.mark = markdown.note_ill(slot.mark, now)
+        else:
+            slot.mark = markdown.CLEAR
+        self._phase = Phase.ANSWERED
+        self._last_byte_seconds = now
+        self._status = head.status
+        self._head = head
+        self._frame = frame
+        if head.is_stream:
+            self._answer = StreamAnswer()
+        self._unsent_head = self._make_head(head, frame, slot)
+
+    def on_body(self, passed: bytes, payload: bytes) -> None:
+        """Bytes for the client, and the part of the body that is in them."""
+        now = self._shared.clock()
+        self._last_byte_seconds = now
+        if payload:
+            if self._ttft_seconds is None:
+                self._ttft_seconds = now - self._started_seconds
+            self._answer.add(payload)
+        if passed:
+            self._write(passed)
+
+    def on_read_done(self) -> None:
+        """Send a head that came without a body; stop reading if the client is slow."""
+        if self._unsent_head:
+            self._write(b"")
+        if self._client.is_paused:
+            self.pause()
+
+    def on_complete(self) -> None:
+        """The answer is whole."""
+        self._upstream = None
+        answer = self._answer
+        if isinstance(answer, StreamAnswer) and not answer.is_finished():
+            self._interrupt("ended without [DONE]")
+            return
+        ending = self._frame.end() if self._frame else b""
+        if ending:
+            self._client.write(ending)
+        self._end(self._judge())
+        self._client.finish(keep_alive=not self._client.must_close(self._request))
+
+    def on_lost(self, reason: str, *, any_received: bool) -> None:
+        """The connection to the engine is gone before the answer was whole."""
+        connection, self._upstream = self._upstream, None
+        slot = self._slot
+        if slot is None or connection is None:
+            return
+        if self._phase is Phase.ANSWERED and not self._unsent_head:
+            self._interrupt(reason)
+        elif any_received:
+            slot.mark = markdown.note_ill(slot.mark, self._shared.clock())
+            self._fail(refusals.UPSTREAM_BROKEN, reason)
+        elif connection.is_reused:
+            self._connect(slot)  # closed while idle, most likely: says nothing about the replica
+        else:
+            self._note_unreachable(slot, reason)
+
+    def _make_head(self, head: AnswerHead, frame: Frame, slot: ReplicaSlot) -> bytes:
+        record = slot.record
+        ours = [
+            frame.header(),
+            b"x-request-id: %b\r\nx-exaops-replica: %b\r\nx-exaops-node: %b\r\nx-exaops-route: %b\r\n"
+            % (
+                self._request.request_id,
+                record.replica_id.encode(),
+                record.node_id.encode(),
+                self._why.encode(),
+            ),
+        ]
+        if self._client.must_close(self._request):
+            ours.append(b"connection: close\r\n")
+        return headers.client_head(head.status, head.headers, ours)
+
+    def _write(self, data: bytes) -> None:
+        if self._unsent_head:
+            data = self._unsent_head + data
+            self._unsent_head = b""
+        self._client.write(data)
+
+    def _judge(self) -> str:
+        if self._status >= _FIRST_SERVER_ERROR_STATUS:
+            return "engine_error"
+        if self._status >= _FIRST_ERROR_STATUS:
+            return "client_error"
+        answer = self._answer
+        if isinstance(answer, StreamAnswer) and answer.ended_in_error():
+            return "engine_error"
+        return "ok"
+
+    # ------------------------------------------------------------------ ends before its time
+    def client_gone(self) -> None:
+        """The client left: so does its request, at once."""
+        if self._phase is Phase.ENDED:
+            return
+        self._status = _CLIENT_GONE_STATUS
+        self._end("client_gone")
+
+    def give_up_at_exit(self) -> None:
+        """The gateway goes before the answer is whole."""
+        if self._phase is Phase.ANSWERED and not self._unsent_head:
+            self._interrupt("gateway stops")
+        elif self._phase is not Phase.ENDED:
+            self._fail(refusals.NOTHING_SERVES, "gateway stops")
+
+    def pause(self) -> None:
+        """The client is slower than the engine: read no more for now."""
+        if self._upstream is not None and self._phase is Phase.ANSWERED:
+            self._paused_at_seconds = self._paused_at_seconds or self._shared.clock()
+            self._upstream.pause()
+
+    def resume(self) -> None:
+        """The client has caught up."""
+        if self._upstream is not None and self._paused_at_seconds:
+            self._paused_at_seconds = 0.0
+            self._last_byte_seconds = self._shared.clock()
+            self._upstream.resume()
+
+    def sweep(self, now: float) -> None:
+        """End what has waited for too long: for a replica, for an answer, for the client."""
+        settings = self._shared.settings
+        if self._phase is Phase.WAITING and now >= self._wait_until_seconds:
+            self._fail(_REFUSAL_OF[self._obstacle])
+        elif self._ttft_seconds is None:
+            if now - self._started_seconds > settings.first_byte_seconds:
+                self._give_up("no first byte in time")
+        elif self._paused_at_seconds:
+            if now - self._paused_at_seconds > settings.client_stall_seconds:
+                self._client.abort()
+        elif now - self._last_byte_seconds > settings.upstream_stall_seconds:
+            self._give_up("stalled")
+
+    def _give_up(self, reason: str) -> None:
+        """The replica keeps us waiting."""
+        if self._slot is not None and self._ttft_seconds is None:
+            self._slot.mark = markdown.note_ill(self._slot.mark, self._shared.clock())
+        if self._phase is Phase.ANSWERED and not self._unsent_head:
+            self._interrupt(reason)
+        else:
+            self._fail(refusals.UPSTREAM_LATE, reason)
+
+    def _fail(self, refusal: Refusal, reason: str = "") -> None:
+        """Nothing was sent yet: the client gets an error of ours."""
+        self._status = refusal.status
+        if reason:
+            self._report("request_failed", reason)
+        engine_failed = refusal in {refusals.UPSTREAM_BROKEN, refusals.UPSTREAM_LATE}
+        self._end("engine_error" if engine_failed else "unavailable")
+        self._client.refuse(self._request, refusal)
+
+    def _interrupt(self, reason: str) -> None:
+        """Something was sent already: say so in a stream, cut everything else."""
+        self._report("answer_interrupted", reason)
+        ending = self._make_interruption()
+        self._end("interrupted")
+        if ending is None:
+            self._client.abort()
+            return
+        self._client.write(ending)
+        self._client.finish(keep_alive=False)
+
+    def _make_interruption(self) -> bytes | None:
+        """Bytes that end a stream with one error event; `None` where it cannot be put."""
+        answer, frame = self._answer, self._frame
+        if frame is None or not isinstance(answer, StreamAnswer):
+            return None
+        if answer.ended_in_error():
+            return frame.end()  # the engine's own error event is the one that the client gets
+        gap = b"" if answer.is_between_events() else b"\n\n"
+        return frame.append(gap + refusals.INTERRUPTED_EVENT)
+
+    def _end(self, outcome: str) -> None:
+        """The one place where a request ends."""
+        self._phase = Phase.ENDED
+        shared = self._shared
+        shared.waiting.discard(self)
+        shared.open_requests.discard(self)
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        slot = self._slot
+        self._count(outcome)
+        shared.turns.add(self._make_turn(outcome, slot))
+        self._release()
+
+    def _release(self) -> None:
+        slot, self._slot = self._slot, None
+        if slot is None:
+            return
+        slot.release()
+        slot.mark = markdown.note_abandoned(slot.mark)
+        self._shared.waiting.wake_one(self.model)
+
+    # ------------------------------------------------------------------ what is written down
+    def _count(self, outcome: str) -> None:
+        counters = self._shared.counters
+        counters.outcomes[outcome] += 1
+        entry = self._ask.entry
+        if entry is not None and entry.turns > 1:
+            counters.returning_turns += 1
+            counters.sticky_turns += self._why == STICKY
+
+    def _make_turn(self, outcome: str, slot: ReplicaSlot | None) -> TurnRecord:
+        request = self._request
+        usage = self._answer.usage()
+        return TurnRecord(
+            request_id=request.request_id.decode(),
+            session_id=request.session_id,
+            model=self.model,
+            replica_id=slot.name if slot else "",
+            node_id=slot.record.node_id if slot else "",
+            key_id=request.key.key_id if request.key else "",
+            path=request.path.decode(),
+            started_at_seconds=self._started_at_unix_seconds,
+            duration_seconds=self._shared.clock() - self._started_seconds,
+            ttft_seconds=self._ttft_seconds,
+            outcome=outcome,
+            status=self._status,
+            why=self._why,
+            attempts=self._attempts,
+            prompt_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens,
+            completion_tokens=usage.completion_tokens,
+        )
+
+    def _report(self, event: str, reason: str) -> None:
+        self._shared.problems.report(
+            event,
+            self._shared.clock(),
+            request=self._request.request_id.decode(),
+            replica=self._slot.name if self._slot else "none",
+            reason=reason,
+        )
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(work)
+        self._task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """A fault of ours must not leave a client waiting for ever."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        self._shared.note_fault(error)
+        if self._phase is not Phase.ENDED:
+            self._fail(refusals.UNREACHABLE, repr(error))

@@ -1,0 +1,248 @@
+"""The fleet as one gateway sees it: who may be routed to, and how much is open where."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from exaserve_ops.gateway.settings import GatewaySettings
+from exaserve_ops.gateway.upstream import UpstreamPool, authority
+from exaserve_ops.routing.domain import markdown
+from exaserve_ops.routing.domain.records import NodeFacts, ReplicaFacts, RouteRecord
+from workers.protocol import digests
+
+FACTS_LIFETIME_SECONDS = 10.0
+"""Load that has not been refreshed for so long is unknown."""
+MODEL_MEMORY_SECONDS = 600.0
+"""How long a model without replicas is remembered, so that requests wait instead of getting 404."""
+
+
+class ReplicaSlot:
+    """One replica at one address. A replica that moves gets a new slot; old streams keep theirs."""
+
+    __slots__ = (
+        "_facts",
+        "capacity",
+        "group",
+        "in_flight",
+        "mark",
+        "name",
+        "pool",
+        "record",
+        "request_prefix",
+    )
+
+    def __init__(self, record: RouteRecord, pool: UpstreamPool, token: str) -> None:
+        self.record = record
+        self.name = record.replica_id
+        self.pool = pool
+        self.in_flight = 0
+        self.capacity = 1
+        self.mark = markdown.CLEAR
+        self.group = NodeGroup(record.node_id)
+        self._facts: ReplicaFacts | None = None
+        host = authority(record.host, record.port)
+        self.request_prefix = b" HTTP/1.1\r\nhost: %b\r\nauthorization: Bearer %b\r\n" % (
+            host,
+            token.encode(),
+        )
+
+    @property
+    def failed_at_seconds(self) -> float:
+        """Monotonic time of the last failure, 0 if there was none."""
+        return self.mark.failed_at_seconds
+
+    @property
+    def reported_requests(self) -> int | None:
+        """Running and waiting as the engine reported, `None` if unknown or stale."""
+        facts = self._facts
+        if facts is None or facts.requests_running is None or facts.requests_waiting is None:
+            return None
+        return facts.requests_running + facts.requests_waiting
+
+    @property
+    def kv_used_ratio(self) -> float | None:
+        """Share of KV blocks in use, `None` if unknown or stale."""
+        return self._facts.kv_used_ratio if self._facts else None
+
+    def acquire(self) -> None:
+        """One more request is open here."""
+        self.in_flight += 1
+        self.group.in_flight += 1
+
+    def release(self) -> None:
+        """One request less is open here."""
+        self.in_flight -= 1
+        self.group.in_flight -= 1
+
+    def note_facts(self, facts: ReplicaFacts | None) -> None:
+        """Take the newest load, or `None` for unknown."""
+        self._facts = facts
+
+
+class NodeGroup:
+    """The replicas of one model on one node, with their sums: the node's summary."""
+
+    __slots__ = ("in_flight", "kv_used_ratio", "name", "replicas", "reported_requests")
+
+    def __init__(self, node_id: str) -> None:
+        self.name = node_id
+        self.replicas: list[ReplicaSlot] = []
+        self.in_flight = 0
+        self.reported_requests: int | None = None
+        self.kv_used_ratio: float | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Number of replicas."""
+        return len(self.replicas)
+
+    def adopt(self, slot: ReplicaSlot) -> None:
+        """Count a replica, and what is open on it, here."""
+        self.replicas.append(slot)
+        self.in_flight += slot.in_flight
+        slot.group = self
+
+    def sum_up(self) -> None:
+        """Compute the summary; one unknown makes a sum unknown."""
+        queues = [slot.reported_requests for slot in self.replicas]
+        known = [queue for queue in queues if queue is not None]
+        self.reported_requests = sum(known) if known and len(known) == len(queues) else None
+        ratios = [slot.kv_used_ratio for slot in self.replicas if slot.kv_used_ratio is not None]
+        self.kv_used_ratio = sum(ratios) / len(ratios) if ratios else None
+
+
+class Fleet:
+    """All replicas, grouped by model and node, kept over each change of the route table."""
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._slots: dict[str, ReplicaSlot] = {}
+        self._groups: dict[str, list[NodeGroup]] = {}
+        self._facts: Mapping[str, NodeFacts] = {}
+        self._facts_changed_seconds: dict[str, float] = {}
+        self._declared_models: frozenset[str] = frozenset()
+        self._model_seen_seconds: dict[str, float] = {}
+        self.is_loaded = False
+
+    def find(self, replica_id: str) -> ReplicaSlot | None:
+        """Return a replica that is in the table."""
+        return self._slots.get(replica_id)
+
+    def groups(self, model: str) -> list[NodeGroup]:
+        """Nodes with replicas that accept requests for a model; empty if there are none."""
+        return self._groups.get(model, [])
+
+    def models(self) -> list[str]:
+        """Models to list: served now, or by a deployment that has no replica at present."""
+        return sorted(self._groups.keys() | self._declared_models)
+
+    def may_exist(self, model: str) -> bool:
+        """Whether a request for this model is worth waiting: false only for what nobody declared."""
+        return (
+            not self.is_loaded
+            or (not self._slots and not self._declared_models)
+            or model in self._groups
+            or model in self._declared_models
+            or model in self._model_seen_seconds
+        )
+
+    def slots(self) -> list[ReplicaSlot]:
+        """All replicas in the table."""
+        return list(self._slots.values())
+
+    def replace(self, records: Mapping[str, RouteRecord], now: float) -> None:
+        """Take a new table in. A replica that moved or was started again is a new one."""
+        kept: dict[str, ReplicaSlot] = {}
+        for replica_id, record in records.items():
+            slot = self._slots.get(replica_id)
+            if slot is not None and _identity(slot.record) == _identity(record):
+                slot.record = record
+            else:
+                slot = self._make_slot(record)
+            kept[replica_id] = slot
+        for replica_id, slot in self._slots.items():
+            if kept.get(replica_id) is not slot:
+                slot.pool.retire()
+        self._slots = kept
+        self.is_loaded = True
+        self._regroup(now)
+
+    def declare_models(self, names: frozenset[str]) -> None:
+        """Take in which models deployments serve."""
+        self._declared_models = names
+
+    def note_facts(self, facts: Mapping[str, NodeFacts], now: float) -> None:
+        """Take in new load; its age counts from when it was seen to change, not by a sent clock."""
+        for node_id, record in facts.items():
+            if self._facts.get(node_id) != record:
+                self._facts_changed_seconds[node_id] = now
+        for node_id in self._facts_changed_seconds.keys() - facts.keys():
+            del self._facts_changed_seconds[node_id]
+        self._facts = facts
+        self._spread_facts(now)
+
+    def sweep(self, now: float) -> None:
+        """Forget what is too old: load, idle connections, models."""
+        self._spread_facts(now)
+        for slot in self._slots.values():
+            slot.pool.close_idle(now)
+        for model, seen_seconds in list(self._model_seen_seconds.items()):
+            if now - seen_seconds > MODEL_MEMORY_SECONDS:
+                del self._model_seen_seconds[model]
+        for model in self._groups:
+            self._model_seen_seconds[model] = now
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for slot in self._slots.values():
+            slot.pool.retire()
+
+    def _make_slot(self, record: RouteRecord) -> ReplicaSlot:
+        settings = self._settings
+        key = digests.node_key(settings.fleet_secret, record.node_id, record.key_epoch)
+        pool = UpstreamPool(
+            record.host,
+            record.port,
+            connect_seconds=settings.connect_seconds,
+            idle_seconds=settings.upstream_idle_seconds,
+            idle_limit=settings.upstream_idle_connections,
+        )
+        token = digests.engine_api_key(key, record.replica_id, record.attempt)
+        return ReplicaSlot(record, pool, token)
+
+    def _regroup(self, now: float) -> None:
+        groups: dict[tuple[str, str], NodeGroup] = {}
+        for slot in self._slots.values():
+            if not slot.record.accepts_new:
+                continue  # nobody new goes there; its open streams need no group
+            place = (slot.record.model, slot.record.node_id)
+            groups.setdefault(place, NodeGroup(slot.record.node_id)).adopt(slot)
+        self._groups = {}
+        for (model, _), group in groups.items():
+            self._groups.setdefault(model, []).append(group)
+            self._model_seen_seconds[model] = now
+        self._spread_facts(now)
+
+    def _spread_facts(self, now: float) -> None:
+        current: dict[str, ReplicaFacts] = {}
+        for node_id, facts in self._facts.items():
+            if now - self._facts_changed_seconds.get(node_id, now) <= FACTS_LIFETIME_SECONDS:
+                current.update((replica.replica_id, replica) for replica in facts.replicas)
+        for slot in self._slots.values():
+            slot.note_facts(current.get(slot.name))
+        for groups in self._groups.values():
+            for group in groups:
+                group.sum_up()
+
+
+def _identity(record: RouteRecord) -> tuple[Any, ...]:
+    """What makes a replica another one to a gateway: where it is, and which token it wants."""
+    return (
+        record.node_id,
+        record.key_epoch,
+        record.model,
+        record.host,
+        record.port,
+        record.attempt,
+    )

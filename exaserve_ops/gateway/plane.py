@@ -1,0 +1,103 @@
+"""The loops that keep one gateway process current, and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from exaserve_ops.adapters.route_table import RouteTable, RouteTableReader
+from exaserve_ops.gateway.shared import Shared
+
+_SWEEP_SECONDS = 0.25
+_LAST_WORDS_SECONDS = 2.0
+"""How long clients have to take what is left for them after their requests were given up."""
+
+
+class DataPlane:
+    """Brings the route table in, writes turns out, and ends what takes too long."""
+
+    def __init__(self, shared: Shared, client: redis.asyncio.Redis) -> None:
+        self._shared = shared
+        self._reader = RouteTableReader(
+            client, self._on_table, self._on_contact, poll_seconds=shared.settings.poll_seconds
+        )
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reader.run())
+            group.create_task(self._shared.turns.run())
+            group.create_task(self._sweep_for_ever())
+
+    async def drain(self) -> None:
+        """Finish open requests for as long as the settings allow, and write the last turns."""
+        shared = self._shared
+        shared.is_draining = True
+        for connection in list(shared.connections):
+            connection.drain()
+        await self._wait_for_clients(shared.settings.drain_seconds)
+        for request in list(shared.open_requests):
+            request.give_up_at_exit()
+        await self._wait_for_clients(_LAST_WORDS_SECONDS)
+        await shared.turns.flush()
+        shared.fleet.close()
+
+    async def _wait_for_clients(self, limit_seconds: float) -> None:
+        if not self._shared.connections:
+            return
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await self._shared.last_client_left.wait()
+        except TimeoutError:
+            return
+
+    def _on_table(self, table: RouteTable) -> None:
+        shared = self._shared
+        now = shared.clock()
+        if table.dropped:
+            self._shared.problems.report("route_records_unreadable", now, count=table.dropped)
+        if table.keys is not None:
+            self._shared.keys.replace(table.keys)
+        if table.replicas is not None:
+            self._shared.fleet.replace(table.replicas, now)
+        self._shared.fleet.declare_models(table.models)
+        self._shared.fleet.note_facts(table.facts, now)
+        self._shared.waiting.wake_all()
+
+    def _on_contact(self, answered: bool) -> None:  # noqa: FBT001 - a call-back's one argument
+        if answered:
+            self._shared.contact_seconds = self._shared.clock()
+        else:
+            self._shared.problems.report("redis_unreachable", self._shared.clock())
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_SECONDS)
+            try:
+                self._sweep(self._shared.clock())
+            except Exception as error:  # noqa: BLE001 - top of a loop: one fault must not end it
+                self._shared.note_fault(error)
+
+    def _sweep(self, now: float) -> None:
+        for connection in list(self._shared.connections):
+            connection.sweep(now)
+        self._shared.fleet.sweep(now)
+        self._shared.waiting.wake_all()  # a mark-down may have run out
+
+
+def open_redis(url: str) -> redis.asyncio.Redis:
+    """Make a client that fails fast and does not retry by itself: every caller has a fall-back."""
+    options: dict[str, Any] = {} if url.startswith("unix:") else {"socket_keepalive": True}
+    return redis.asyncio.Redis.from_url(
+        url,
+        decode_responses=False,
+        socket_connect_timeout=1.0,
+        socket_timeout=5.0,
+        health_check_interval=15,
+        retry=Retry(NoBackoff(), 0),
+        **options,
+    )

@@ -1,0 +1,152 @@
+"""From a model (and a session) to a replica, with the reason; or why there is none just now."""
+
+from __future__ import annotations
+
+import enum
+import random
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from exaserve_ops.adapters.session_table import (
+    SessionEntry,
+    SessionTable,
+    SessionTableUnavailableError,
+)
+from exaserve_ops.gateway.fleet import Fleet, ReplicaSlot
+from exaserve_ops.routing.domain import markdown, policy
+
+STICKY = "sticky"
+REPINNED = "repinned"
+RETRIED = "retry"
+
+_AWAY_SECONDS = 1.0
+"""After the session table failed it is not asked for so long, so that turns do not queue for it."""
+_REPIN_TRIES = 3
+
+Route = policy.Choice[ReplicaSlot]
+
+
+class Obstacle(enum.Enum):
+    """Why a request has to wait."""
+
+    NOTHING_SERVES = "nothing serves"
+    FULL = "full"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(slots=True)
+class Ask:
+    """What is wanted, and what has been learnt about it so far."""
+
+    model: str
+    session_id: str
+    tried: Collection[ReplicaSlot] = ()
+    """Replicas that failed this request."""
+    avoid_node: str = ""
+    entry: SessionEntry | None = None
+    """The session's entry; a turn claims it once, however often it is routed."""
+    was_repinned: bool = False
+
+
+class Router:
+    """Chooses replicas. Holds no requests and opens no connection."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        sessions: SessionTable,
+        *,
+        in_flight_limit: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._fleet = fleet
+        self._sessions = sessions
+        self._in_flight_limit = in_flight_limit
+        self._clock = clock
+        self._draw = random.randrange
+        self._sessions_away_until_seconds = 0.0
+        self.session_failures = 0
+
+    def pick(self, ask: Ask) -> Route | Obstacle:
+        """Choose without asking the session table: its entry if known, else by hash or by load."""
+        if ask.entry is not None and (owned := self._pick_owner(ask, ask.entry)):
+            return owned
+        groups = self._fleet.groups(ask.model)
+        now = self._clock()
+
+        def is_possible(slot: ReplicaSlot) -> bool:
+            return self._has_room(slot) and slot not in ask.tried
+
+        def is_usable(slot: ReplicaSlot) -> bool:
+            return markdown.is_open(slot.mark, now) and is_possible(slot)
+
+        if ask.session_id:
+            key = f"{ask.model}\0{ask.session_id}"
+            choice = policy.choose_by_hash(key, groups, is_usable, avoid_node=ask.avoid_node)
+        else:
+            choice = policy.choose(groups, self._draw, is_usable, avoid_node=ask.avoid_node)
+        choice = choice or policy.choose_last_resort(groups, is_possible)
+        if choice is None:
+            return self._obstacle(ask)
+        return policy.Choice(choice.replica, RETRIED) if ask.tried else choice
+
+    def needs_table(self, ask: Ask) -> bool:
+        """Whether the session table is to be asked: there is a session, and the table is not away."""
+        return bool(ask.session_id) and self._clock() >= self._sessions_away_until_seconds
+
+    async def pick_for_session(self, ask: Ask, proposal: Route) -> Route | Obstacle:
+        """Follow the session table, and the proposal where it has nothing. Never raises."""
+        try:
+            if ask.entry is None:
+                ask.entry = await self._sessions.claim(ask.model, ask.session_id, proposal.replica.name)
+            return await self._follow(ask, ask.entry)
+        except SessionTableUnavailableError:
+            self.session_failures += 1
+            self._sessions_away_until_seconds = self._clock() + _AWAY_SECONDS
+        return self.pick(ask)  # what was proposed may have gone while the table was asked
+
+    async def _follow(self, ask: Ask, entry: SessionEntry) -> Route | Obstacle:
+        for _ in range(_REPIN_TRIES):
+            route = self.pick(ask)
+            if isinstance(route, Obstacle) or route.replica.name == entry.replica_id:
+                return route
+            entry = await self._sessions.repin(
+                ask.model, ask.session_id, route.replica.name, entry.owner_epoch
+            )
+            ask.entry, ask.was_repinned = entry, True
+        return self.pick(ask)
+
+    def _pick_owner(self, ask: Ask, entry: SessionEntry) -> Route | Obstacle | None:
+        """Return the session's own replica while it serves, though it may be full."""
+        owner = self._fleet.find(entry.replica_id)
+        if owner is None or not self._still_serves(owner, ask):
+            return None
+        if not self._has_room(owner):
+            return Obstacle.FULL
+        if ask.was_repinned:
+            return policy.Choice(owner, REPINNED)
+        return policy.Choice(owner, policy.DRAWN if entry.turns == 1 else STICKY)
+
+    def _still_serves(self, owner: ReplicaSlot, ask: Ask) -> bool:
+        return (
+            owner.record.accepts_new
+            and owner.record.model == ask.model
+            and owner not in ask.tried
+            and markdown.is_open(owner.mark, self._clock())
+        )
+
+    def _has_room(self, slot: ReplicaSlot) -> bool:
+        return slot.record.accepts_new and slot.in_flight < self._in_flight_limit
+
+    def _obstacle(self, ask: Ask) -> Obstacle:
+        accepting = [
+            slot
+            for group in self._fleet.groups(ask.model)
+            for slot in group.replicas
+            if slot.record.accepts_new
+        ]
+        if not accepting:
+            return Obstacle.NOTHING_SERVES
+        if any(slot not in ask.tried for slot in accepting):
+            return Obstacle.FULL
+        return Obstacle.UNREACHABLE

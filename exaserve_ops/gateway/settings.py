@@ -1,0 +1,81 @@
+"""The gateway's settings: one frozen structure, read once from the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+PREFIX = "EXAOPS_GATEWAY_"
+
+
+class SettingsError(ValueError):
+    """An environment variable is missing or cannot be used; the message names it."""
+
+
+class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Every bound of the data plane. `EXAOPS_GATEWAY_<NAME>` sets the field `<name>`."""
+
+    port: int
+    redis_url: str
+    fleet_secret: bytes
+    host: str = "127.0.0.1"
+
+    head_bytes: int = 32 * 1024
+    body_bytes: int = 8 * 1024 * 1024
+    connections: int = 8192
+    """Clients connected at once; one more is closed at once."""
+
+    idle_seconds: float = 75.0
+    """A kept-alive client connection without a request."""
+    head_seconds: float = 10.0
+    body_seconds: float = 60.0
+    client_stall_seconds: float = 60.0
+    """A client that takes nothing while an answer waits for it."""
+
+    connect_seconds: float = 2.0
+    first_byte_seconds: float = 120.0
+    """From the request to the first byte of the answer's body, attempts and waiting included."""
+    upstream_stall_seconds: float = 300.0
+    """Between two pieces of an answer."""
+    attempts: int = 3
+    in_flight_per_replica: int = 256
+    upstream_idle_seconds: float = 30.0
+    upstream_idle_connections: int = 64
+
+    wait_seconds: float = 5.0
+    """How long a request waits for a replica to appear or to have room."""
+    wait_requests: int = 1024
+    poll_seconds: float = 2.0
+    session_seconds: int = 24 * 3600
+    session_answer_seconds: float = 0.150
+    drain_seconds: float = 30.0
+
+
+def read_settings(environment: Mapping[str, str]) -> GatewaySettings:
+    """Read and check the environment. Raises `SettingsError`."""
+    values: dict[str, object] = {
+        field.name: environment[PREFIX + field.name.upper()]
+        for field in msgspec.structs.fields(GatewaySettings)
+        if PREFIX + field.name.upper() in environment
+    }
+    if "port" not in values:
+        raise SettingsError(f"{PREFIX}PORT is not set")
+    values["redis_url"] = environment.get("REDIS_URL", "")
+    if not values["redis_url"]:
+        raise SettingsError("REDIS_URL is not set")
+    values["fleet_secret"] = _read_secret(environment.get("EXAOPS_FLEET_SECRET", ""))
+    try:
+        return msgspec.convert(values, GatewaySettings, strict=False)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{PREFIX}*: {error}") from error
+
+
+def _read_secret(text: str) -> bytes:
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) != 32:  # noqa: PLR2004 - 256 bits, the size of every key derived from it
+        raise SettingsError("EXAOPS_FLEET_SECRET must be 64 hex digits")
+    return secret

@@ -1,0 +1,134 @@
+"""What the connections and exchanges of one gateway process share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import redis.asyncio
+
+from exaserve_ops.adapters.api_key_table import ApiKeyTable
+from exaserve_ops.adapters.session_table import SessionTable
+from exaserve_ops.adapters.turn_log import TurnLog
+from exaserve_ops.gateway.admission import Admission
+from exaserve_ops.gateway.counters import Counters, Gauges, render
+from exaserve_ops.gateway.fleet import Fleet
+from exaserve_ops.gateway.problems import Problems
+from exaserve_ops.gateway.router import Router
+from exaserve_ops.gateway.settings import GatewaySettings
+from exaserve_ops.gateway.waiting import WaitingRoom
+
+_POLLS_TO_STALE = 2.5
+"""Without an answer for so many polls the table is called stale."""
+
+_log = logging.getLogger("exaserve_ops.gateway")
+
+
+class Connection(Protocol):
+    """A client's connection, to those who look after all of them."""
+
+    def sweep(self, now: float) -> None:
+        """End what takes too long."""
+
+    def drain(self) -> None:
+        """Take no further request."""
+
+
+class OpenRequest(Protocol):
+    """A request that has not ended."""
+
+    def give_up_at_exit(self) -> None:
+        """End now, because the process does."""
+
+
+class Shared:
+    """State of one gateway process. Everything runs in one event loop, so nothing is locked."""
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        client: redis.asyncio.Redis,
+        *,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.wall_clock = wall_clock
+        self.fleet = Fleet(settings)
+        self.keys = ApiKeyTable()
+        self.admission = Admission(self.keys, body_bytes=settings.body_bytes)
+        self.waiting = WaitingRoom(settings.wait_requests)
+        self.counters = Counters()
+        self.problems = Problems()
+        self.turns = TurnLog(client)
+        sessions = SessionTable(
+            client,
+            ttl_seconds=settings.session_seconds,
+            answer_seconds=settings.session_answer_seconds,
+        )
+        self.router = Router(
+            self.fleet,
+            sessions,
+            in_flight_limit=settings.in_flight_per_replica,
+            clock=clock,
+        )
+        self.connections: set[Connection] = set()
+        self.open_requests: set[OpenRequest] = set()
+        self.is_draining = False
+        self.last_client_left = asyncio.Event()
+        """Set when, while draining, no client is connected any more."""
+        self.contact_seconds: float | None = None
+        """When Redis last answered."""
+        self._started_at_unix_seconds = int(wall_clock())
+        self._faults = 0
+
+    def add_connection(self, connection: Connection) -> bool:
+        """Count a client in. Returns false if there are too many."""
+        if len(self.connections) >= self.settings.connections:
+            self.problems.report("connections_exhausted", self.clock())
+            return False
+        self.connections.add(connection)
+        return True
+
+    def drop_connection(self, connection: Connection) -> None:
+        """Count a client out."""
+        self.connections.discard(connection)
+        if self.is_draining and not self.connections:
+            self.last_client_left.set()
+
+    def note_fault(self, error: BaseException) -> None:
+        """A fault of ours: log its traceback."""
+        self._faults += 1
+        _log.error("event=fault count=%d", self._faults, exc_info=error)
+
+    def render_models(self) -> bytes:
+        """Body of the list of models, from the gateway's own table."""
+        models = [
+            {
+                "id": name,
+                "object": "model",
+                "created": self._started_at_unix_seconds,
+                "owned_by": "exaserve-ops",
+            }
+            for name in self.fleet.models()
+        ]
+        return msgspec.json.encode({"object": "list", "data": models})
+
+    def render_metrics(self) -> bytes:
+        """Body of the page for Prometheus."""
+        age = None if self.contact_seconds is None else self.clock() - self.contact_seconds
+        gauges = Gauges(
+            slots=self.fleet.slots(),
+            open_requests=len(self.open_requests),
+            waiting_requests=len(self.waiting),
+            connections=len(self.connections),
+            table_age_seconds=age,
+            is_table_stale=age is None or age > self.settings.poll_seconds * _POLLS_TO_STALE,
+            turns_dropped=self.turns.dropped,
+            session_table_failures=self.router.session_failures,
+        )
+        return render(self.counters, gauges)

@@ -1,0 +1,293 @@
+"""Connections to engines: one protocol object for each, and a pool of idle ones for each replica."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+import httptools
+
+from exaserve_ops.gateway.framing import ChunkedFrame, CloseFrame, Frame, FramingError, LengthFrame
+
+_LONGEST_HEAD_BYTES = 64 * 1024
+_HEAD_END = b"\r\n\r\n"
+_FIRST_FINAL_STATUS = 200
+_BODILESS_STATUSES = frozenset({204, 304})
+_JOINED_BODY_BYTES = 64 * 1024
+"""Up to this size head and body leave in one write; beyond it, copying costs more than a call."""
+
+
+@dataclass(slots=True)
+class AnswerHead:
+    """Head of an engine's answer."""
+
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    is_stream: bool = False
+    keep_alive: bool = False
+
+
+class Listener(Protocol):
+    """Who gets an answer. Exactly one of `on_complete` and `on_lost` ends it."""
+
+    def on_head(self, head: AnswerHead, frame: Frame) -> None:
+        """The answer began."""
+
+    def on_body(self, passed: bytes, payload: bytes) -> None:
+        """Bytes for the client, and the part of the body that is in them."""
+
+    def on_read_done(self) -> None:
+        """All of one read was handed over."""
+
+    def on_complete(self) -> None:
+        """The answer is whole."""
+
+    def on_lost(self, reason: str, *, any_received: bool) -> None:
+        """The connection died, or what came was no HTTP, before the answer was whole."""
+
+
+class UpstreamConnection(asyncio.Protocol):
+    """One connection to an engine, with at most one request on it."""
+
+    __slots__ = (
+        "_any_received",
+        "_frame",
+        "_is_paused",
+        "_keep_alive",
+        "_listener",
+        "_pool",
+        "_read",
+        "_transport",
+        "idle_since_seconds",
+        "is_reused",
+    )
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # until connected
+        self._listener: Listener | None = None
+        self._frame: Frame | None = None
+        self._read = b""
+        self._any_received = False
+        self._keep_alive = False
+        self._is_paused = False
+        self.is_reused = False
+        self.idle_since_seconds = 0.0
+
+    # ------------------------------------------------------------------ what exchanges call
+    def send(self, listener: Listener, head: bytes, body: bytes) -> None:
+        """Send a request; its answer goes to the listener."""
+        self._listener = listener
+        self._frame = None
+        self._read = b""
+        self._any_received = False
+        if len(body) <= _JOINED_BODY_BYTES:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._transport.write(body)
+
+    def pause(self) -> None:
+        """Read no more until `resume`: the client is slower than the engine."""
+        if not self._is_paused and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Go on reading."""
+        if self._is_paused and not self._transport.is_closing():
+            self._is_paused = False
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once, which tells the engine to stop; the listener hears nothing more."""
+        self._listener = None
+        self._transport.abort()
+
+    def is_usable(self) -> bool:
+        """Whether an idle connection may carry a request."""
+        return not self._transport.is_closing()
+
+    # ------------------------------------------------------------------ what the event loop calls
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        set_no_delay(self._transport)
+
+    def data_received(self, data: bytes) -> None:
+        listener = self._listener
+        if listener is None:  # an engine that speaks without being asked is not to be trusted
+            self._transport.abort()
+            return
+        self._any_received = True
+        try:
+            rest = data if self._frame else self._read_head(listener, data)
+            if rest and self._frame and self._listener is listener:
+                passed = self._frame.feed(rest)
+                listener.on_body(passed, self._frame.payload)
+        except (FramingError, httptools.HttpParserError) as error:
+            self.abort()
+            listener.on_lost(f"bad answer: {error}", any_received=True)
+            return
+        if self._listener is not listener:
+            return  # it gave up while it was being told
+        listener.on_read_done()
+        if self._frame and self._frame.complete:
+            self._complete(listener)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.forget(self)
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        if self._frame is not None:
+            self._frame.eof()
+            if self._frame.complete:
+                listener.on_complete()
+                return
+        listener.on_lost(repr(exc) if exc else "closed", any_received=self._any_received)
+
+    def _read_head(self, listener: Listener, data: bytes) -> bytes:
+        """Collect and read the head. Returns what follows it, which is nothing until it is whole."""
+        data = self._read + data
+        while (end := data.find(_HEAD_END)) >= 0:
+            end += len(_HEAD_END)
+            head, frame = read_answer_head(data[:end])
+            data = data[end:]
+            if head.status < _FIRST_FINAL_STATUS:
+                continue  # 100 Continue and the like are for us
+            self._keep_alive = head.keep_alive
+            self._frame = frame
+            self._read = b""
+            listener.on_head(head, frame)
+            return data
+        if len(data) > _LONGEST_HEAD_BYTES:
+            raise FramingError("head is too large")
+        self._read = data
+        return b""
+
+    def _complete(self, listener: Listener) -> None:
+        self._listener = None
+        # A request that the engine did not read to its end would become the next one's beginning.
+        if self._keep_alive and self._transport.get_write_buffer_size() == 0:
+            self.is_reused = True
+            self.resume()
+            self._pool.give_back(self)
+        else:
+            self._transport.close()
+        listener.on_complete()
+
+
+class UpstreamPool:
+    """Connections to one replica at one address."""
+
+    __slots__ = ("_connect_seconds", "_idle", "_idle_limit", "_idle_seconds", "_retired", "host", "port")
+
+    def __init__(
+        self, host: str, port: int, *, connect_seconds: float, idle_seconds: float, idle_limit: int
+    ) -> None:
+        self.host = host.removeprefix("[").removesuffix("]")
+        self.port = port
+        self._connect_seconds = connect_seconds
+        self._idle_seconds = idle_seconds
+        self._idle_limit = idle_limit
+        self._idle: list[UpstreamConnection] = []
+        self._retired = False
+
+    def take(self) -> UpstreamConnection | None:
+        """Return the connection that was used last, if one is idle."""
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_usable():
+                return connection
+        return None
+
+    async def connect(self) -> UpstreamConnection:
+        """Open a fresh connection. Raises `OSError` or `TimeoutError`."""
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._connect_seconds):
+            _, connection = await loop.create_connection(
+                lambda: UpstreamConnection(self), self.host, self.port
+            )
+        return connection
+
+    def give_back(self, connection: UpstreamConnection) -> None:
+        """Keep an idle connection for the next request, or close it if there are enough."""
+        if self._retired or len(self._idle) >= self._idle_limit:
+            connection.abort()
+            return
+        connection.idle_since_seconds = asyncio.get_running_loop().time()
+        self._idle.append(connection)
+
+    def forget(self, connection: UpstreamConnection) -> None:
+        """The engine closed this connection."""
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def close_idle(self, now: float) -> None:
+        """Close what has been idle for too long."""
+        while self._idle and now - self._idle[0].idle_since_seconds > self._idle_seconds:
+            self._idle.pop(0).abort()
+
+    def retire(self) -> None:
+        """The replica is gone from here: keep nothing idle; open requests end by themselves."""
+        self._retired = True
+        while self._idle:
+            self._idle.pop().abort()
+
+
+class _HeadReader:
+    """Collects what the parser finds in a head."""
+
+    __slots__ = ("codings", "content_length", "head")
+
+    def __init__(self) -> None:
+        self.head = AnswerHead()
+        self.content_length: int | None = None
+        self.codings = b""
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        self.head.headers.append((name, value))
+        if name == b"content-length":
+            self.content_length = int(value)
+        elif name == b"transfer-encoding":
+            self.codings = value.strip().lower()
+        elif name == b"content-type":
+            self.head.is_stream = value.lower().startswith(b"text/event-stream")
+
+
+def read_answer_head(data: bytes) -> tuple[AnswerHead, Frame]:
+    """Read one whole head. Raises `FramingError` or `httptools.HttpParserError`."""
+    reader = _HeadReader()
+    parser = httptools.HttpResponseParser(reader)
+    parser.feed_data(data)
+    head = reader.head
+    head.status = parser.get_status_code()
+    head.keep_alive = parser.should_keep_alive()
+    if head.status in _BODILESS_STATUSES or head.status < _FIRST_FINAL_STATUS:
+        return head, LengthFrame(0)
+    if reader.codings:
+        if reader.codings != b"chunked":
+            raise FramingError("unknown transfer coding")
+        return head, ChunkedFrame(whole_chunks=head.is_stream)
+    if reader.content_length is not None:
+        return head, LengthFrame(reader.content_length)
+    head.keep_alive = False
+    return head, CloseFrame()
+
+
+def authority(host: str, port: int) -> bytes:
+    """`host:port` for a Host header; an IPv6 address in brackets and without its zone."""
+    host = host.removeprefix("[").removesuffix("]")
+    if ":" in host:
+        host = f"[{host.partition('%')[0]}]"
+    return f"{host}:{port}".encode()
+
+
+def set_no_delay(transport: asyncio.BaseTransport) -> None:
+    """Send small pieces at once: waiting for more costs a stream's reader 40 ms."""
+    connected = transport.get_extra_info("socket")
+    if connected is not None and connected.family in {socket.AF_INET, socket.AF_INET6}:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
