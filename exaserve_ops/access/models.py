@@ -23,9 +23,7 @@ class ApiKey(models.Model):
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=100)
-    user = models.ForeignKey(
-        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys"
-    )
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_keys")
     prefix = models.CharField(max_length=12, help_text="First characters, to tell keys apart.")
     sha256 = models.CharField(max_length=64, unique=True, editable=False)
     scopes = ArrayField(models.CharField(max_length=16, choices=Scope.choices))
@@ -36,6 +34,9 @@ class ApiKey(models.Model):
     class Meta:
         ordering: ClassVar[list[str]] = ["name"]
         verbose_name = "API key"
+        permissions = [
+            ("manage_keys_of_others", "Can list, make and revoke the API keys of other users"),
+        ]
 
     def __str__(self) -> str:
         """Return the name and the prefix."""

@@ -1,15 +1,20 @@
-"""Making and revoking of API keys."""
+"""Making and revoking of API keys; remembering of answers; keeping of roles."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
+from django.apps import apps
 from django.contrib.auth.base_user import AbstractBaseUser
-from django.db import transaction
+from django.contrib.auth.management import create_permissions
+from django.contrib.auth.models import Group, Permission
+from django.db import connection, transaction
 
 from exaserve_ops.access.domain.keys import hash_key
+from exaserve_ops.access.domain.roles import FLEET_APPS, ROLES, permissions_of
 from exaserve_ops.access.models import ApiKey, IdempotencyRecord, Scope
 from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.lib.errors import InvalidInputError
@@ -39,7 +44,7 @@ def create_api_key(
     text = "xo-" + secrets.token_urlsafe(32)
     key = ApiKey.objects.create(
         name=name.strip(),
-        user=user,
+        user_id=user.pk,
         prefix=text[:PREFIX_CHARACTERS],
         sha256=hash_key(text),
         scopes=sorted(set(scopes)),
@@ -61,6 +66,46 @@ def revoke_api_key(key: ApiKey, *, actor: str, now: datetime) -> ApiKey:
         record_event(subject_of(locked), "revoked", actor=actor, now=now)
         ring("keys", locked.pk)
     return locked
+
+
+def lock_idempotency_key(user: AbstractBaseUser, key: str) -> None:
+    """Wait until nobody else acts on this key; held until the transaction ends."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"{user.pk}:{key}"])
+
+
+def remember_answer(
+    *,
+    user: AbstractBaseUser,
+    key: str,
+    request_sha256: str,
+    status: int,
+    body: Any,  # noqa: ANN401 - whatever JSON the answer was
+    now: datetime,
+) -> IdempotencyRecord:
+    """Keep the answer to a POST for whoever sends it again."""
+    return IdempotencyRecord.objects.create(
+        user_id=user.pk,
+        key=key,
+        request_sha256=request_sha256,
+        response_status=status,
+        response_body=body,
+        created_at=now,
+    )
+
+
+@transaction.atomic
+def seed_roles() -> None:
+    """Make the groups of the product have exactly the permissions of their roles. Twice is harmless."""
+    for config in apps.get_app_configs():
+        if config.label in FLEET_APPS or config.label == "auth":
+            # Django makes an app's permissions in its own `post_migrate`, which may come after ours.
+            create_permissions(config, verbosity=0)
+    rows = Permission.objects.select_related("content_type")
+    existing = {f"{row.content_type.app_label}.{row.codename}": row for row in rows}
+    for role in ROLES:
+        group, _ = Group.objects.get_or_create(name=role.name)
+        group.permissions.set(existing[name] for name in permissions_of(role.name, existing))
 
 
 def delete_idempotency_records_before(moment: datetime) -> int:

@@ -1,0 +1,142 @@
+"""Filters of the lists."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from django.db.models import Model, QuerySet
+from django_filters import rest_framework as filters
+
+from exaserve_ops.access.models import ApiKey
+from exaserve_ops.audit.models import Event
+from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
+from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
+from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.models import Model as ServedModel
+from exaserve_ops.sessions.models import InferenceSession
+
+
+class NodeFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?liveness=dead&liveness=suspect&cordoned=false`."""
+
+    liveness = filters.MultipleChoiceFilter(choices=NODE_LIVENESS.choices)
+    name = filters.CharFilter(lookup_expr="icontains")
+    rack = filters.CharFilter(field_name="failure_domain__parent__name")
+
+    class Meta:
+        model = Node
+        fields: ClassVar[list[str]] = ["liveness", "cordoned", "simulated", "name", "rack"]
+
+
+class AcceleratorFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?node=<id>&kind=cuda`."""
+
+    node = filters.UUIDFilter(field_name="node_id")
+
+    class Meta:
+        model = Accelerator
+        fields: ClassVar[list[str]] = ["node", "kind"]
+
+
+class JoinTokenFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?used=false`."""
+
+    used = filters.BooleanFilter(field_name="used_at", lookup_expr="isnull", exclude=True)
+
+    class Meta:
+        model = JoinToken
+        fields: ClassVar[list[str]] = ["used"]
+
+
+class ModelFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?name=llama&digest=sha256:…`."""
+
+    name = filters.CharFilter(lookup_expr="icontains")
+
+    class Meta:
+        model = ServedModel
+        fields: ClassVar[list[str]] = ["name", "digest"]
+
+
+class _LiveByDefault(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """Leaves ended ones out unless `ended=true` or a `status` asks for them."""
+
+    ended_statuses: ClassVar[frozenset[str]] = frozenset()
+
+    ended = filters.BooleanFilter(method="_keep", label="Include those that have ended.")
+
+    def filter_queryset(self, queryset: QuerySet[Model]) -> QuerySet[Model]:
+        """Apply the filters, and the default."""
+        found: QuerySet[Model] = super().filter_queryset(queryset)
+        asked: dict[str, Any] = self.form.cleaned_data
+        if asked.get("ended") or asked.get("status"):
+            return found
+        return found.exclude(status__in=self.ended_statuses)
+
+    def _keep(self, queryset: QuerySet[Model], _name: str, _value: bool) -> QuerySet[Model]:  # noqa: FBT001 - django_filters' signature
+        return queryset
+
+
+class DeploymentFilter(_LiveByDefault):
+    """`?status=active&model=<id>`; deleted ones only when asked for."""
+
+    ended_statuses: ClassVar[frozenset[str]] = DEPLOYMENT.final
+
+    status = filters.MultipleChoiceFilter(choices=DEPLOYMENT.choices)
+    model = filters.UUIDFilter(field_name="model_id")
+
+    class Meta:
+        model = Deployment
+        fields: ClassVar[list[str]] = ["status", "model", "name", "served_name", "engine", "ended"]
+
+
+class ReplicaFilter(_LiveByDefault):
+    """`?status=failed&deployment=<id>&node=<id>`; stopped ones only when asked for."""
+
+    ended_statuses: ClassVar[frozenset[str]] = REPLICA.final
+
+    status = filters.MultipleChoiceFilter(choices=REPLICA.choices)
+    deployment = filters.UUIDFilter(field_name="deployment_id")
+    node = filters.UUIDFilter(field_name="node_id")
+    model = filters.UUIDFilter(field_name="deployment__model_id")
+
+    class Meta:
+        model = Replica
+        fields: ClassVar[list[str]] = ["status", "wanted", "deployment", "node", "model", "ended"]
+
+
+class SessionFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?replica=<id>&since=2026-01-01T00:00:00Z`."""
+
+    replica = filters.UUIDFilter(field_name="replica_id")
+    node = filters.CharFilter(field_name="node_name")
+    model = filters.CharFilter(field_name="model_name")
+    since = filters.IsoDateTimeFilter(field_name="last_turn_at", lookup_expr="gte")
+    until = filters.IsoDateTimeFilter(field_name="last_turn_at", lookup_expr="lt")
+
+    class Meta:
+        model = InferenceSession
+        fields: ClassVar[list[str]] = ["session_id", "replica", "node", "model", "last_outcome"]
+
+
+class EventFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?subject_kind=replica&subject_id=<id>&since=…&until=…`."""
+
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte")
+    until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt")
+
+    class Meta:
+        model = Event
+        fields: ClassVar[list[str]] = ["subject_kind", "subject_id", "event", "actor"]
+
+
+class ApiKeyFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?user=<name>&revoked=false`."""
+
+    user = filters.CharFilter(field_name="user__username")
+    revoked = filters.BooleanFilter(field_name="revoked_at", lookup_expr="isnull", exclude=True)
+
+    class Meta:
+        model = ApiKey
+        fields: ClassVar[list[str]] = ["user", "revoked"]

@@ -1,0 +1,1 @@
+"""What REST reads and writes. Names carry their units; unknown fields are refused, not ignored."""

@@ -1,0 +1,130 @@
+"""Nodes, accelerators and join tokens."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rest_framework import serializers
+
+from exaserve_ops.api.serializers.strict import StrictSerializer
+from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
+from exaserve_ops.inventory.selectors import rack_of
+
+MAX_TOKEN_SECONDS = 7 * 24 * 3600
+
+
+class AcceleratorSerializer(serializers.ModelSerializer[Accelerator]):
+    """One accelerator."""
+
+    class Meta:
+        model = Accelerator
+        fields: ClassVar[list[str]] = ["uuid", "node", "kind", "name", "memory_bytes", "ordinal"]
+
+
+class NodeSerializer(serializers.ModelSerializer[Node]):
+    """One node: what is wanted of it, what was seen of it, and its liveness."""
+
+    rack = serializers.SerializerMethodField()
+    failure_domain = serializers.CharField(source="failure_domain.name")
+    accelerators = AcceleratorSerializer(many=True)
+
+    class Meta:
+        model = Node
+        fields: ClassVar[list[str]] = [
+            "id",
+            "name",
+            "failure_domain",
+            "rack",
+            "cordoned",
+            "cordon_reason",
+            "hostname",
+            "address",
+            "agent_version",
+            "boot_id",
+            "cpu_count",
+            "memory_bytes",
+            "engines",
+            "labels",
+            "simulated",
+            "last_report_at",
+            "clock_skew_seconds",
+            "commands_stale_since",
+            "reconcile_stale_since",
+            "degraded_reason",
+            "unknown_processes",
+            "liveness",
+            "liveness_reason",
+            "liveness_changed_at",
+            "created_at",
+            "accelerators",
+        ]
+
+    def get_rack(self, node: Node) -> str:
+        """Name of the rack; empty where none is known."""
+        return rack_of(node)
+
+
+class JoinTokenSerializer(serializers.ModelSerializer[JoinToken]):
+    """A join token, without its text."""
+
+    class Meta:
+        model = JoinToken
+        fields: ClassVar[list[str]] = [
+            "id",
+            "note",
+            "created_by",
+            "created_at",
+            "expires_at",
+            "used_at",
+            "used_by",
+        ]
+
+
+class JoinTokenRequestSerializer(StrictSerializer):
+    """Asks for a join token."""
+
+    note = serializers.CharField(max_length=200, required=False, default="", allow_blank=True)
+    lifetime_seconds = serializers.IntegerField(
+        min_value=60, max_value=MAX_TOKEN_SECONDS, required=False, default=3600
+    )
+
+
+class NewJoinTokenSerializer(JoinTokenSerializer):
+    """A join token with its text, this once."""
+
+    token = serializers.CharField(read_only=True, help_text="Shown this once.")
+
+    class Meta(JoinTokenSerializer.Meta):
+        fields: ClassVar[list[str]] = [*JoinTokenSerializer.Meta.fields, "token"]
+
+
+class JoinRequestSerializer(StrictSerializer):
+    """An agent asks to join."""
+
+    token = serializers.CharField(max_length=200, write_only=True)
+    node_id = serializers.UUIDField()
+    name = serializers.RegexField(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=120,
+        error_messages={"invalid": "Use letters, digits, dots, dashes and underscores."},
+    )
+    hostname = serializers.CharField(max_length=253, required=False, default="", allow_blank=True)
+    address = serializers.CharField(max_length=255, required=False, default="", allow_blank=True)
+    agent_version = serializers.CharField(max_length=32, required=False, default="", allow_blank=True)
+    major = serializers.IntegerField(min_value=0, max_value=1000, help_text="Protocol the agent speaks.")
+    minor = serializers.IntegerField(min_value=0, max_value=100_000)
+
+    def to_internal_value(self, data: object) -> object:
+        """Drop fields of a newer agent: an older control plane goes on taking it in."""
+        known = {k: v for k, v in data.items() if k in self.fields} if isinstance(data, dict) else data
+        return super().to_internal_value(known)
+
+
+class JoinAnswerSerializer(serializers.Serializer[dict[str, object]]):
+    """What a node is given once."""
+
+    node_id = serializers.UUIDField()
+    name = serializers.CharField()
+    node_key = serializers.CharField(help_text="Hexadecimal; the agent keeps it private.")
+    key_epoch = serializers.IntegerField()
+    redis_url = serializers.CharField()

@@ -1,0 +1,291 @@
+"""Models, deployments and replicas."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, cast
+
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import extend_schema_field
+from rest_framework import serializers
+
+from exaserve_ops.api.serializers.strict import StrictSerializer
+from exaserve_ops.inventory.models import Accelerator
+from exaserve_ops.serving.domain.reconcile import Create, FinishDeletion, LetGo, Place, Step, Wait
+from exaserve_ops.serving.models import Deployment, Model, ModelFile, Replica
+from exaserve_ops.serving.services.deployments import MAX_REPLICAS
+
+MAX_SECONDS = 24 * 3600
+MAX_BYTES = 1 << 60
+
+
+class ModelFileSerializer(serializers.ModelSerializer[ModelFile]):
+    """One file of a model."""
+
+    class Meta:
+        model = ModelFile
+        fields: ClassVar[list[str]] = ["path", "size_bytes", "sha256"]
+
+
+class ModelSerializer(serializers.ModelSerializer[Model]):
+    """A model, without its files."""
+
+    class Meta:
+        model = Model
+        fields: ClassVar[list[str]] = [
+            "id",
+            "name",
+            "digest",
+            "source",
+            "architecture",
+            "parameter_count",
+            "weights_bytes",
+            "kv_bytes_per_token",
+            "max_context_tokens",
+            "created_at",
+        ]
+
+
+class ModelDetailSerializer(ModelSerializer):
+    """A model with its files."""
+
+    files = ModelFileSerializer(many=True)
+
+    class Meta(ModelSerializer.Meta):
+        fields: ClassVar[list[str]] = [*ModelSerializer.Meta.fields, "files"]
+
+
+class ModelRequestSerializer(StrictSerializer):
+    """Asks to register a model."""
+
+    name = serializers.RegexField(
+        r"^[A-Za-z0-9][A-Za-z0-9._/-]*$",
+        max_length=120,
+        error_messages={"invalid": "Use letters, digits, dots, dashes, underscores and slashes."},
+    )
+    folder = serializers.CharField(
+        max_length=900,
+        help_text="Absolute path, the same here and on the nodes, with config.json and weights.",
+    )
+
+
+class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
+    """What is wanted, with counts of what there is."""
+
+    model_name = serializers.CharField(source="model.name")
+    nodes = serializers.SerializerMethodField(help_text="Nodes that replicas may run on; empty is any.")
+    ready_replicas = serializers.IntegerField(source="ready_count")
+    kept_replicas = serializers.IntegerField(source="kept_count", help_text="Neither ended nor let go of.")
+    failed_replicas = serializers.IntegerField(source="failed_count")
+
+    class Meta:
+        model = Deployment
+        fields: ClassVar[list[str]] = [
+            "id",
+            "name",
+            "model",
+            "model_name",
+            "served_name",
+            "generation",
+            "replicas",
+            "engine",
+            "engine_options",
+            "replica_memory_bytes",
+            "accelerators_per_replica",
+            "nodes",
+            "drain_seconds",
+            "start_seconds",
+            "status",
+            "ready_replicas",
+            "kept_replicas",
+            "failed_replicas",
+            "created_at",
+            "updated_at",
+        ]
+
+    def get_nodes(self, deployment: Deployment) -> list[str]:
+        """Names of the nodes that replicas may run on."""
+        return list(deployment.placement.get("nodes", ()))
+
+
+@extend_schema_field(OpenApiTypes.ANY)
+class EngineOptionField(serializers.Field[Any, Any, Any, Any]):
+    """Text, a finite number, true or false."""
+
+    def to_internal_value(self, data: Any) -> str | float | bool:  # noqa: ANN401 - any JSON
+        """Return the value. Raises `ValidationError`."""
+        if isinstance(data, str):
+            return str(serializers.CharField(max_length=1000, allow_blank=True).run_validation(data))
+        if isinstance(data, bool | int) or (isinstance(data, float) and math.isfinite(data)):
+            return cast("float | bool", data)
+        raise serializers.ValidationError("Give text, a number, true or false.")
+
+    def to_representation(self, value: Any) -> Any:  # noqa: ANN401 - any JSON
+        """Return it as it is."""
+        return value
+
+
+def _replicas(**options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
+    return serializers.IntegerField(min_value=0, max_value=MAX_REPLICAS, **options)
+
+
+def _seconds(**options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
+    return serializers.IntegerField(min_value=0, max_value=MAX_SECONDS, required=False, **options)
+
+
+def _nodes(**options: Any) -> serializers.ListField:  # noqa: ANN401 - keywords of the field
+    names = serializers.CharField(max_length=120)
+    return serializers.ListField(child=names, max_length=10_000, required=False, **options)
+
+
+class DeploymentRequestSerializer(StrictSerializer):
+    """Asks for a new deployment."""
+
+    name = serializers.SlugField(max_length=60)
+    model = serializers.UUIDField()
+    replicas = _replicas()
+    engine = serializers.CharField(max_length=32, help_text="Such as `torch`; nodes list what they have.")
+    engine_options = serializers.DictField(child=EngineOptionField(), required=False, default=dict)
+    served_name = serializers.CharField(max_length=120, required=False, default="", allow_blank=True)
+    nodes = _nodes(default=list)
+    replica_memory_bytes = serializers.IntegerField(
+        min_value=0, max_value=MAX_BYTES, required=False, default=0, help_text="0: computed from the model."
+    )
+    accelerators_per_replica = serializers.IntegerField(
+        min_value=1, max_value=1024, required=False, default=1
+    )
+    drain_seconds = _seconds(default=60)
+    start_seconds = _seconds(default=300)
+
+    def validate_engine_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Refuse names that no store could keep."""
+        for name in options:
+            serializers.CharField(max_length=100).run_validation(name)
+        return options
+
+
+class DeploymentChangeSerializer(StrictSerializer):
+    """Asks to change a deployment."""
+
+    replicas = _replicas(required=False)
+    nodes = _nodes()
+    drain_seconds = _seconds()
+    start_seconds = _seconds()
+    generation = serializers.IntegerField(
+        min_value=1, max_value=(1 << 63) - 1, required=False, help_text="The one you read; or use If-Match."
+    )
+
+
+class PlanRequestSerializer(StrictSerializer):
+    """Asks what a number of replicas would mean."""
+
+    replicas = _replicas()
+
+
+class PlanStepSerializer(serializers.Serializer[Step]):
+    """One step that the controllers would take now, and why."""
+
+    action = serializers.ChoiceField(choices=["create", "place", "wait", "drain", "stop", "cancel", "finish"])
+    why = serializers.CharField()
+    count = serializers.IntegerField(required=False, help_text="Of `create`.")
+    replica = serializers.UUIDField(required=False)
+    node = serializers.UUIDField(required=False, help_text="Of `place`.")
+    node_name = serializers.CharField(required=False)
+    accelerators = serializers.ListField(child=serializers.CharField(), required=False)
+
+    def to_representation(self, instance: Step) -> dict[str, Any]:
+        """Return the step as flat JSON."""
+        match instance:
+            case Create(count=count, why=why):
+                return {"action": "create", "why": why, "count": count}
+            case Place(replica_id=replica, placement=to):
+                return {
+                    "action": "place",
+                    "why": to.why,
+                    "replica": replica,
+                    "node": to.node_id,
+                    "node_name": to.node_name,
+                    "accelerators": list(to.accelerator_uuids),
+                }
+            case Wait(replica_id=replica, why=why):
+                return {"action": "wait", "why": why, "replica": replica}
+            case LetGo(replica_id=replica, event=event, why=why):
+                return {"action": event, "why": why, "replica": replica}
+            case FinishDeletion(why=why):
+                return {"action": "finish", "why": why}
+
+
+class PlanSerializer(serializers.Serializer[dict[str, Any]]):
+    """A plan that is shown and not carried out."""
+
+    deployment = serializers.UUIDField()
+    generation = serializers.IntegerField(help_text="Of the deployment when the plan was made.")
+    replicas = serializers.IntegerField()
+    steps = PlanStepSerializer(many=True)
+
+
+class ReplicaSerializer(serializers.ModelSerializer[Replica]):
+    """One replica: what is wanted of it, what was seen of it, and its status."""
+
+    deployment_name = serializers.CharField(source="deployment.name")
+    model_name = serializers.CharField(source="deployment.model.name")
+    node_name = serializers.CharField(source="node.name", default=None)
+    accelerators: serializers.SlugRelatedField[Accelerator] = serializers.SlugRelatedField(
+        "uuid", many=True, read_only=True
+    )
+
+    class Meta:
+        model = Replica
+        fields: ClassVar[list[str]] = [
+            "id",
+            "name",
+            "deployment",
+            "deployment_name",
+            "model_name",
+            "node",
+            "node_name",
+            "accelerators",
+            "memory_bytes",
+            "wanted",
+            "generation",
+            "observed_generation",
+            "attempt",
+            "restarts",
+            "pid",
+            "address",
+            "ports",
+            "start_took_seconds",
+            "exit_attempt",
+            "exit_code",
+            "exit_signal",
+            "exit_after_seconds",
+            "unroutable_reason",
+            "status",
+            "reason",
+            "status_changed_at",
+            "created_at",
+            "ready_at",
+            "stopped_at",
+            "drain_deadline_at",
+        ]
+
+
+class ReplicaDetailSerializer(ReplicaSerializer):
+    """A replica with its newest telemetry."""
+
+    live = serializers.DictField(
+        allow_null=True, read_only=True, help_text="Newest telemetry; null where nothing was reported."
+    )
+
+    class Meta(ReplicaSerializer.Meta):
+        fields: ClassVar[list[str]] = [*ReplicaSerializer.Meta.fields, "live"]
+
+
+class ExitLogSerializer(serializers.Serializer[Replica]):
+    """How the last attempt that ended did so. All null where none has."""
+
+    attempt = serializers.IntegerField(source="exit_attempt", allow_null=True)
+    code = serializers.IntegerField(source="exit_code", allow_null=True)
+    signal = serializers.IntegerField(source="exit_signal", allow_null=True)
+    after_seconds = serializers.FloatField(source="exit_after_seconds", allow_null=True)
+    log_tail = serializers.ListField(source="exit_log_tail", child=serializers.CharField())

@@ -1,0 +1,40 @@
+"""Addresses of REST, the join address of agents, and the probes. Include at the root."""
+
+from __future__ import annotations
+
+from django.urls import URLPattern, URLResolver, include, path, re_path
+from rest_framework.routers import SimpleRouter
+
+from exaserve_ops.api.views.agent import JoinView
+from exaserve_ops.api.views.deployments import DeploymentViewSet
+from exaserve_ops.api.views.inventory import AcceleratorViewSet, JoinTokenViewSet, NodeViewSet
+from exaserve_ops.api.views.keys import ApiKeyViewSet
+from exaserve_ops.api.views.meta import DocsView, SchemaView, UnknownAddressView, healthz, readyz
+from exaserve_ops.api.views.models import ModelViewSet
+from exaserve_ops.api.views.records import EventViewSet, SessionViewSet
+from exaserve_ops.api.views.replicas import ReplicaViewSet
+
+_router = SimpleRouter(trailing_slash=False, use_regex_path=False)
+_router.register("nodes/join-tokens", JoinTokenViewSet, basename="api-join-token")
+_router.register("nodes", NodeViewSet, basename="api-node")
+_router.register("accelerators", AcceleratorViewSet, basename="api-accelerator")
+_router.register("models", ModelViewSet, basename="api-model")
+_router.register("deployments", DeploymentViewSet, basename="api-deployment")
+_router.register("replicas", ReplicaViewSet, basename="api-replica")
+_router.register("sessions", SessionViewSet, basename="api-session")
+_router.register("events", EventViewSet, basename="api-event")
+_router.register("keys", ApiKeyViewSet, basename="api-key")
+
+_v1: list[URLPattern | URLResolver] = [
+    path("", include(_router.urls)),
+    path("agent/join", JoinView.as_view(), name="api-join"),
+    path("schema", SchemaView.as_view(), name="api-schema"),
+    path("docs", DocsView.as_view(), name="api-docs"),
+]
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("healthz", healthz, name="healthz"),
+    path("readyz", readyz, name="readyz"),
+    path("api/v1/", include(_v1)),
+    re_path(r"^api/", UnknownAddressView.as_view(), name="api-unknown"),
+]

@@ -1,0 +1,80 @@
+"""Where agents join. Public: the token in the body is the credential."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from django.conf import settings
+from drf_spectacular.utils import extend_schema
+from rest_framework import status
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from exaserve_ops.api.errors import refusal
+from exaserve_ops.api.parsers import BoundedJSONParser
+from exaserve_ops.api.serializers.inventory import JoinAnswerSerializer, JoinRequestSerializer
+from exaserve_ops.api.throttling import RefusalBound
+from exaserve_ops.api.views.base import without_store
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.services import enrol_node
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import DeniedError
+from workers.protocol.digests import node_key
+
+REFUSALS = RefusalBound()
+
+
+class JoinView(APIView):
+    """Takes a node in, once for each token."""
+
+    authentication_classes = ()
+    permission_classes = [AllowAny]
+    parser_classes = [BoundedJSONParser]
+    http_method_names = ["post"]
+
+    @extend_schema(request=JoinRequestSerializer, responses={201: JoinAnswerSerializer}, auth=[])
+    def post(self, request: Request) -> Response:
+        """Spend a token; the answer holds the node's key, this once."""
+        address = request.META.get("REMOTE_ADDR", "")
+        wait_seconds = REFUSALS.wait_seconds(address)
+        if wait_seconds > 0:
+            return _later(wait_seconds)
+        body = JoinRequestSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        try:
+            node = _enrol(body.validated_data)
+        except DeniedError as error:
+            REFUSALS.count_refusal(address)
+            return refusal(status.HTTP_401_UNAUTHORIZED, "denied", str(error))
+        return without_store(Response(_answer(node), status=status.HTTP_201_CREATED))
+
+
+def _enrol(wish: dict[str, Any]) -> Node:
+    return enrol_node(
+        token_text=wish["token"],
+        node_id=wish["node_id"],
+        name=wish["name"],
+        hostname=wish["hostname"],
+        now=clock.now(),
+    )
+
+
+def _answer(node: Node) -> dict[str, Any]:
+    key = node_key(settings.ENV.fleet_secret, str(node.pk), node.key_epoch)
+    return {
+        "node_id": str(node.pk),
+        "name": node.name,
+        "node_key": key.hex(),
+        "key_epoch": node.key_epoch,
+        "redis_url": settings.ENV.agent_redis_url,
+    }
+
+
+def _later(wait_seconds: float) -> Response:
+    message = "Too many refused attempts from this address; try again later."
+    response = refusal(status.HTTP_429_TOO_MANY_REQUESTS, "throttled", message)
+    response["Retry-After"] = str(math.ceil(wait_seconds))
+    return response

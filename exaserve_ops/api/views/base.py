@@ -1,0 +1,66 @@
+"""What all lists and objects of REST have in common."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, TypeVar, cast
+
+from django.contrib.auth.models import AbstractUser
+from django.db import models
+from django.db.models import QuerySet
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import BaseSerializer
+from rest_framework.viewsets import GenericViewSet
+
+from exaserve_ops.api.parsers import BoundedJSONParser
+
+M = TypeVar("M", bound=models.Model)
+R = TypeVar("R")
+
+
+class OpsViewSet(GenericViewSet[M]):
+    """Objects addressed by id; each action names its permission, and filters apply to lists alone."""
+
+    http_method_names = ["get", "head", "post", "patch", "delete"]
+    parser_classes = [BoundedJSONParser]
+    lookup_value_converter = "uuid"
+    permission_by_action: ClassVar[dict[str, str]] = {}
+
+    def filter_queryset(self, queryset: QuerySet[M, R]) -> QuerySet[M, R]:
+        """Filter lists; an object that was asked for by id is found whatever its state."""
+        return super().filter_queryset(queryset) if self.action == "list" else queryset
+
+    @property
+    def user(self) -> AbstractUser:
+        """Who calls; permissions have seen to it that somebody does."""
+        return cast("AbstractUser", self.request.user)
+
+    @property
+    def actor(self) -> str:
+        """Who calls, for the audit record."""
+        return f"user:{self.user.get_username()}"
+
+    def read_body(self, serializer: type[BaseSerializer[Any]]) -> dict[str, Any]:
+        """Return the validated body. Raises `ValidationError`."""
+        body = serializer(data=self.request.data)
+        body.is_valid(raise_exception=True)
+        return cast("dict[str, Any]", body.validated_data)
+
+
+class ReadableViewSet(OpsViewSet[M]):
+    """List and retrieve."""
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002 - DRF's signature
+        """Return one page."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(self.get_serializer(page, many=True).data)
+
+    def retrieve(self, request: Request, pk: Any) -> Response:  # noqa: ANN401, ARG002 - each kind has its own ids
+        """Return one object."""
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+def without_store(response: Response) -> Response:
+    """Keep an answer with a secret out of every cache."""
+    response["Cache-Control"] = "no-store"
+    return response

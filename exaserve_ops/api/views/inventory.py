@@ -1,0 +1,111 @@
+"""Nodes, accelerators and join tokens."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import ClassVar
+from uuid import UUID
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework import status
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from exaserve_ops.api.filters import AcceleratorFilter, JoinTokenFilter, NodeFilter
+from exaserve_ops.api.idempotency import acts_once, acts_once_with_secret
+from exaserve_ops.api.serializers.inventory import (
+    AcceleratorSerializer,
+    JoinTokenRequestSerializer,
+    JoinTokenSerializer,
+    NewJoinTokenSerializer,
+    NodeSerializer,
+)
+from exaserve_ops.api.serializers.strict import NoBodySerializer, ReasonSerializer
+from exaserve_ops.api.views.base import OpsViewSet, ReadableViewSet, without_store
+from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
+from exaserve_ops.inventory.selectors import nodes_with_hardware
+from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
+from exaserve_ops.lib import clock
+
+
+class NodeViewSet(ReadableViewSet[Node]):
+    """Machines with an agent."""
+
+    queryset = Node.objects.all()
+    serializer_class = NodeSerializer
+    filterset_class = NodeFilter
+    ordering_fields: ClassVar[list[str]] = ["name", "liveness", "last_report_at", "created_at"]
+    permission_by_action: ClassVar[dict[str, str]] = {
+        "list": "inventory.view_node",
+        "retrieve": "inventory.view_node",
+        "cordon": "inventory.change_node",
+        "uncordon": "inventory.change_node",
+    }
+
+    def get_queryset(self) -> QuerySet[Node]:
+        """Nodes with accelerators and failure domains, in two queries."""
+        return nodes_with_hardware()
+
+    @extend_schema(request=ReasonSerializer, responses=NodeSerializer)
+    @action(detail=True, methods=["post"])
+    @acts_once
+    def cordon(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Place nothing new on the node; what runs there stays."""
+        body = self.read_body(ReasonSerializer)
+        cordon_node(self.get_object().pk, reason=body["reason"], actor=self.actor, now=clock.now())
+        return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(request=NoBodySerializer, responses=NodeSerializer)
+    @action(detail=True, methods=["post"])
+    @acts_once
+    def uncordon(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Let the node take new replicas again."""
+        self.read_body(NoBodySerializer)
+        uncordon_node(self.get_object().pk, actor=self.actor, now=clock.now())
+        return Response(NodeSerializer(self.get_object()).data)
+
+
+class AcceleratorViewSet(ReadableViewSet[Accelerator]):
+    """Accelerators, by UUID."""
+
+    queryset = Accelerator.objects.all()
+    serializer_class = AcceleratorSerializer
+    filterset_class = AcceleratorFilter
+    ordering_fields: ClassVar[list[str]] = ["node", "ordinal", "kind", "memory_bytes"]
+    lookup_value_converter = "str"
+    permission_by_action: ClassVar[dict[str, str]] = {
+        "list": "inventory.view_accelerator",
+        "retrieve": "inventory.view_accelerator",
+    }
+
+
+class JoinTokenViewSet(OpsViewSet[JoinToken]):
+    """Tokens with which new nodes join."""
+
+    queryset = JoinToken.objects.all()
+    serializer_class = JoinTokenSerializer
+    filterset_class = JoinTokenFilter
+    ordering_fields: ClassVar[list[str]] = ["created_at", "expires_at", "used_at"]
+    permission_by_action: ClassVar[dict[str, str]] = {
+        "list": "inventory.view_jointoken",
+        "create": "inventory.add_jointoken",
+    }
+
+    def list(self, request: Request) -> Response:  # noqa: ARG002 - DRF's signature
+        """Return one page of tokens, without their texts."""
+        page = self.paginate_queryset(self.filter_queryset(self.get_queryset()))
+        return self.get_paginated_response(self.get_serializer(page, many=True).data)
+
+    @extend_schema(request=JoinTokenRequestSerializer, responses={201: NewJoinTokenSerializer})
+    @acts_once_with_secret
+    def create(self, request: Request) -> Response:  # noqa: ARG002 - DRF's signature
+        """Make a token that enrols one node, once."""
+        body = self.read_body(JoinTokenRequestSerializer)
+        lifetime = timedelta(seconds=body["lifetime_seconds"])
+        token, text = create_join_token(
+            actor=self.actor, now=clock.now(), note=body["note"], lifetime=lifetime
+        )
+        answer = {**JoinTokenSerializer(token).data, "token": text}
+        return without_store(Response(answer, status=status.HTTP_201_CREATED))

@@ -1,0 +1,62 @@
+"""Models."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from django.db.models import QuerySet
+from drf_spectacular.utils import extend_schema
+from rest_framework import status
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.serializers import BaseSerializer
+
+from exaserve_ops.api.filters import ModelFilter
+from exaserve_ops.api.idempotency import acts_once
+from exaserve_ops.api.ports import model_folder_reader
+from exaserve_ops.api.serializers.serving import (
+    ModelDetailSerializer,
+    ModelRequestSerializer,
+    ModelSerializer,
+)
+from exaserve_ops.api.views.base import ReadableViewSet
+from exaserve_ops.lib import clock
+from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.services.models import register_model
+
+
+class ModelViewSet(ReadableViewSet[Model]):
+    """Weights and tokenizers, by digest; immutable."""
+
+    queryset = Model.objects.all()
+    filterset_class = ModelFilter
+    ordering_fields: ClassVar[list[str]] = ["name", "created_at", "weights_bytes", "parameter_count"]
+    permission_by_action: ClassVar[dict[str, str]] = {
+        "list": "serving.view_model",
+        "retrieve": "serving.view_model",
+        "create": "serving.add_model",
+    }
+
+    def get_queryset(self) -> QuerySet[Model]:
+        """Models; with their files where one is asked for."""
+        models = super().get_queryset()
+        return models if self.action == "list" else models.prefetch_related("files")
+
+    def get_serializer_class(self) -> type[BaseSerializer[Model]]:
+        """Lists leave the files out."""
+        return ModelSerializer if self.action == "list" else ModelDetailSerializer
+
+    @extend_schema(
+        request=ModelRequestSerializer,
+        responses={200: ModelDetailSerializer, 201: ModelDetailSerializer},
+    )
+    @acts_once
+    def create(self, request: Request) -> Response:  # noqa: ARG002 - DRF's signature
+        """Register a model from a folder. The same bytes under the same name again: 200, no change."""
+        body = self.read_body(ModelRequestSerializer)
+        facts = model_folder_reader().read(body["folder"])
+        now = clock.now()
+        model = register_model(name=body["name"], facts=facts, actor=self.actor, now=now)
+        is_new = model.created_at == now
+        code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
+        return Response(ModelDetailSerializer(model).data, status=code)

@@ -1,0 +1,41 @@
+"""Sessions and events."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from exaserve_ops.api.filters import EventFilter, SessionFilter
+from exaserve_ops.api.pagination import EventCursor
+from exaserve_ops.api.serializers.records import EventSerializer, SessionSerializer
+from exaserve_ops.api.views.base import ReadableViewSet
+from exaserve_ops.audit.models import Event
+from exaserve_ops.sessions.models import InferenceSession
+
+
+class SessionViewSet(ReadableViewSet[InferenceSession]):
+    """Conversations and where they run."""
+
+    queryset = InferenceSession.objects.all()
+    serializer_class = SessionSerializer
+    filterset_class = SessionFilter
+    ordering_fields: ClassVar[list[str]] = ["last_turn_at", "first_turn_at", "turns", "context_tokens"]
+    lookup_value_converter = "int"
+    permission_by_action: ClassVar[dict[str, str]] = {
+        "list": "inference_sessions.view_inferencesession",
+        "retrieve": "inference_sessions.view_inferencesession",
+    }
+
+
+class EventViewSet(ReadableViewSet[Event]):
+    """What happened, newest first."""
+
+    queryset = Event.objects.all()
+    serializer_class = EventSerializer
+    filterset_class = EventFilter
+    pagination_class = EventCursor
+    ordering_fields: ClassVar[list[str]] = ["id"]
+    lookup_value_converter = "int"
+    permission_by_action: ClassVar[dict[str, str]] = {
+        "list": "audit.view_event",
+        "retrieve": "audit.view_event",
+    }
