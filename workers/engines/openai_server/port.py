@@ -58,6 +58,10 @@ class TextEngine(Protocol):
         """Begin to load. Called once, when the port is open."""
         ...
 
+    def stop(self) -> None:
+        """End all work. Called once, after the last response."""
+        ...
+
     def readiness(self) -> Readiness:
         """Whether requests can be answered."""
         ...

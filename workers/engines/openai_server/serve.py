@@ -30,7 +30,7 @@ EXIT_USAGE = 2
 EXIT_LOAD_FAILED = 1
 
 _POLL_SECONDS = 0.05
-_CLOSE_SECONDS = 2
+_CLOSE_SECONDS = 1
 _BACKLOG = 512
 
 
@@ -94,7 +94,9 @@ def serve(
         app = wrap(app)
     server = _Server(_uvicorn_config(app))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(server, listener, api, engine, settings))
+        status = runner.run(_run(server, listener, api, engine, settings))
+    engine.stop()
+    return status
 
 
 class _Server(uvicorn.Server):

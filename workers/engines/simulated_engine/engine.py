@@ -94,6 +94,9 @@ class SimulatedEngine:
         """Begin to load: wait, and say how far the wait is."""
         self._loading = asyncio.get_running_loop().create_task(self._load_slowly())
 
+    def stop(self) -> None:
+        """Nothing is left to end: all work was on the server's event loop."""
+
     def readiness(self) -> Readiness:
         """Loading, ready, or failed."""
         return self._status

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from workers.engines.openai_server.serve import (
     add_server_arguments,
@@ -66,5 +69,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return serve(engine, engine.metrics, server)
 
 
+def exit_at_once(status: int) -> NoReturn:
+    """End the process without taking the interpreter down in order.
+
+    A thread that is still loading sits inside torch, which aborts when Python is pulled from under it.
+    """
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_at_once(main())

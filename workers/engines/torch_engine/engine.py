@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_STOP_SECONDS = 5.0
+
 
 class TorchEngine:
     """Implements `TextEngine` with torch. Nothing of torch is imported before `start`."""
@@ -35,6 +37,7 @@ class TorchEngine:
         self._tokenizer: ModelTokenizer | None = None
         self._loop: EngineLoop | None = None
         self._max_model_tokens = 0
+        self._thread = threading.Thread(target=self._load_and_run, name="engine-loop", daemon=True)
         self.metrics = EngineMetrics(self.load)
 
     @property
@@ -49,7 +52,13 @@ class TorchEngine:
 
     def start(self) -> None:
         """Load and run in a thread, so that the port answers meanwhile."""
-        threading.Thread(target=self._load_and_run, name="engine-loop", daemon=True).start()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the loop and wait for the step in progress; a load in progress is not waited for."""
+        if self._loop is not None:
+            self._loop.stop()
+            self._thread.join(_STOP_SECONDS)
 
     def readiness(self) -> Readiness:
         """Loading, ready, or failed for good."""

@@ -88,9 +88,11 @@ class IncrementalDecoder:
         fresh = certain[self._shown :]
         self._shown = max(self._shown, len(certain))
         if len(self._window) > 2 * _CONTEXT_TOKENS:
-            # A character has at most four tokens, so cutting here never cuts an open one.
+            # A character has at most four tokens, so cutting here never cuts an open one. It may
+            # cut a complete one, whose remains look open: what is held back is counted, not found.
             self._window = self._window[-_CONTEXT_TOKENS:]
-            self._shown = len(_without_open_end(self._tokenizer.decode(self._window)))
+            held_back = len(text) - len(certain)
+            self._shown = len(self._tokenizer.decode(self._window)) - held_back
         return fresh
 
 

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workers.engines.base import EngineOptionError, EngineOptions, LaunchContext
+from workers.engines.registry import ENGINES
+
+CONTEXT = LaunchContext(
+    replica_id="r1",
+    attempt=2,
+    served_model_name="my model; rm -rf /",
+    model_dir=Path("/models/a b"),
+    host="127.0.0.1",
+    ports=(8123,),
+    api_key="secret-key",
+    runtime_dir=Path("/run/r1"),
+    cpu_threads=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        ("torch", {"quantization": "awq"}, "unknown option quantization; this engine knows .*num_blocks"),
+        ("torch", {"num_blocks": 0}, "num_blocks must be from 1 to"),
+        ("torch", {"num_blocks": "64"}, "num_blocks must be a whole number"),
+        ("torch", {"num_blocks": True}, "num_blocks must be a whole number"),
+        ("torch", {"device": "tpu"}, "device must be one of auto, cpu, cuda"),
+        ("torch", {"extra_arguments": 'unclosed "'}, "extra_arguments cannot be split"),
+        ("torch", {"extra_arguments": 5}, "extra_arguments must be text"),
+        ("simulated", {"ttft_ms": -1}, "ttft_ms must be from 0"),
+        ("simulated", {"ttft_ms": "fast"}, "ttft_ms must be a number"),
+        ("simulated", {"jitter_ratio": 2}, "jitter_ratio must be from 0 to 1"),
+        ("simulated", {"hang": "yes"}, "hang must be true or false"),
+    ],
+)
+def test_bad_option_is_named_with_what_would_be_right(
+    engine: str, options: EngineOptions, message: str
+) -> None:
+    with pytest.raises(EngineOptionError, match=message):
+        ENGINES[engine].check_options(options)
+    with pytest.raises(EngineOptionError, match=message):
+        ENGINES[engine].build_launch(options, CONTEXT)
+
+
+@pytest.mark.parametrize("engine", ["torch", "simulated"])
+def test_key_and_agents_environment_stay_out_of_the_launch(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgresql://secret")
+    launch = ENGINES[engine].build_launch({}, CONTEXT)
+    assert not [part for part in launch.argv if "secret" in part]
+    assert launch.env["EXAOPS_ENGINE_API_KEY"] == "secret-key"
+    assert launch.env["HOME"] == launch.env["TMPDIR"] == "/run/r1"
+    assert launch.env["PATH"] == os.environ["PATH"]
+    assert set(launch.env) <= {
+        "PATH", "HOME", "TMPDIR", "LANG", "PYTHONPATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS",
+        "EXAOPS_ENGINE_API_KEY",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["torch", "simulated"])
+def test_every_value_is_one_argument_whatever_it_holds(engine: str) -> None:
+    launch = ENGINES[engine].build_launch({}, CONTEXT)
+    assert "--served-model-name=my model; rm -rf /" in launch.argv
+    assert "--model-dir=/models/a b" in launch.argv
+
+
+def test_accelerators_are_named_by_uuid() -> None:
+    context = replace(CONTEXT, accelerator_kind="cuda", accelerator_uuids=("GPU-aa", "GPU-bb"))
+    launch = ENGINES["torch"].build_launch({}, context)
+    assert launch.env["CUDA_VISIBLE_DEVICES"] == "GPU-aa,GPU-bb"
+    assert launch.env["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert "--device=cpu" not in launch.argv
+
+
+def test_options_become_flags_and_extra_arguments_come_last() -> None:
+    launch = ENGINES["torch"].build_launch(
+        {"num_blocks": 64, "extra_arguments": "--flag 'two words'"}, CONTEXT
+    )
+    assert "--num-blocks=64" in launch.argv
+    assert "--threads=2" in launch.argv
+    assert "--device=cpu" in launch.argv
+    assert launch.argv[-2:] == ("--flag", "two words")
+
+
+def test_switch_is_a_flag_only_when_on() -> None:
+    build = ENGINES["simulated"].build_launch
+    assert "--hang" in build({"hang": True}, CONTEXT).argv
+    assert "--hang" not in build({"hang": False}, CONTEXT).argv

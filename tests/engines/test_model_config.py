@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.engines.torch_engine.config import ModelConfigError, parse_model_config
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 100,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "rope_theta": 5000.0,
+    "eos_token_id": 7,
+}
+
+
+def test_defaults_are_those_of_the_format() -> None:
+    config = parse_model_config(LLAMA, {})
+    assert (config.kv_heads, config.head_size) == (4, 16)
+    assert config.rope.theta == 5000
+    assert config.eos_token_ids == {7}
+    assert not config.tied_embeddings
+
+
+def test_generation_config_may_name_several_ends() -> None:
+    config = parse_model_config(LLAMA, {"eos_token_id": [7, 9]})
+    assert config.eos_token_ids == {7, 9}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "unsupported architecture GPT2LMHeadModel"),
+        ({"architectures": None}, "none named"),
+        ({"hidden_size": None}, "lacks hidden_size"),
+        ({"hidden_size": "64"}, "hidden_size must be a positive integer"),
+        ({"num_key_value_heads": 3}, "evenly"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
+        ({"rope_scaling": {"type": "linear"}}, "needs a factor"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"use_sliding_window": True}, "sliding-window"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"torch_dtype": "int8"}, "int8"),
+    ],
+)
+def test_what_this_engine_cannot_serve_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
+        parse_model_config({**LLAMA, **change}, {})
