@@ -6,6 +6,9 @@ from typing import Any, ClassVar
 
 from django.db.models import Model, QuerySet
 from django_filters import rest_framework as filters
+from rest_framework.filters import OrderingFilter
+from rest_framework.request import Request
+from rest_framework.views import APIView
 
 from exaserve_ops.access.models import ApiKey
 from exaserve_ops.audit.models import Event
@@ -15,6 +18,14 @@ from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.models import Model as ServedModel
 from exaserve_ops.sessions.models import InferenceSession
+
+
+class StableOrdering(OrderingFilter):
+    """`?ordering=-status`; equal rows in the order of their ids, so that pages neither repeat nor skip."""
+
+    def get_ordering(self, request: Request, queryset: QuerySet[Any], view: APIView) -> list[str]:
+        """Return what was asked for, else the view's own order, with the id last."""
+        return [*(super().get_ordering(request, queryset, view) or ()), "pk"]
 
 
 class NodeFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

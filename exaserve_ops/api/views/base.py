@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
 from django.contrib.auth.models import AbstractUser
 from django.db import models
 from django.db.models import QuerySet
+from django_filters.rest_framework import DjangoFilterBackend
+from rest_framework.filters import BaseFilterBackend
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.viewsets import GenericViewSet
 
+from exaserve_ops.api.filters import StableOrdering
 from exaserve_ops.api.parsers import BoundedJSONParser
 
 M = TypeVar("M", bound=models.Model)
@@ -22,6 +26,8 @@ class OpsViewSet(GenericViewSet[M]):
     """Objects addressed by id; each action names its permission, and filters apply to lists alone."""
 
     http_method_names = ["get", "head", "post", "patch", "delete"]
+    filter_backends: Sequence[type[BaseFilterBackend]] = (DjangoFilterBackend, StableOrdering)
+    ordering: ClassVar[list[str]] = ["name"]
     parser_classes = [BoundedJSONParser]
     lookup_value_converter = "uuid"
     permission_by_action: ClassVar[dict[str, str]] = {}

@@ -73,6 +73,7 @@ class AcceleratorViewSet(ReadableViewSet[Accelerator]):
     queryset = Accelerator.objects.all()
     serializer_class = AcceleratorSerializer
     filterset_class = AcceleratorFilter
+    ordering: ClassVar[list[str]] = ["node", "ordinal"]
     ordering_fields: ClassVar[list[str]] = ["node", "ordinal", "kind", "memory_bytes"]
     lookup_value_converter = "str"
     permission_by_action: ClassVar[dict[str, str]] = {
@@ -87,6 +88,7 @@ class JoinTokenViewSet(OpsViewSet[JoinToken]):
     queryset = JoinToken.objects.all()
     serializer_class = JoinTokenSerializer
     filterset_class = JoinTokenFilter
+    ordering: ClassVar[list[str]] = ["-created_at"]
     ordering_fields: ClassVar[list[str]] = ["created_at", "expires_at", "used_at"]
     permission_by_action: ClassVar[dict[str, str]] = {
         "list": "inventory.view_jointoken",

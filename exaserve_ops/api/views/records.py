@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from django_filters.rest_framework import DjangoFilterBackend
+
 from exaserve_ops.api.filters import EventFilter, SessionFilter
 from exaserve_ops.api.pagination import EventCursor
 from exaserve_ops.api.serializers.records import EventSerializer, SessionSerializer
@@ -18,6 +20,7 @@ class SessionViewSet(ReadableViewSet[InferenceSession]):
     queryset = InferenceSession.objects.all()
     serializer_class = SessionSerializer
     filterset_class = SessionFilter
+    ordering: ClassVar[list[str]] = ["-last_turn_at"]
     ordering_fields: ClassVar[list[str]] = ["last_turn_at", "first_turn_at", "turns", "context_tokens"]
     lookup_value_converter = "int"
     permission_by_action: ClassVar[dict[str, str]] = {
@@ -33,7 +36,7 @@ class EventViewSet(ReadableViewSet[Event]):
     serializer_class = EventSerializer
     filterset_class = EventFilter
     pagination_class = EventCursor
-    ordering_fields: ClassVar[list[str]] = ["id"]
+    filter_backends = (DjangoFilterBackend,)  # the cursor orders
     lookup_value_converter = "int"
     permission_by_action: ClassVar[dict[str, str]] = {
         "list": "audit.view_event",

@@ -1,0 +1,89 @@
+"""People, keys and a small fleet for the tests of REST."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from exaserve_ops.adapters.model_folder import ModelFolder
+from exaserve_ops.api.ports import use_model_folder_reader, use_replica_loads
+from exaserve_ops.api.views.agent import REFUSALS
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.serving.models import Deployment
+from tests.fakes.world import JsonClient, client_with_key, make_deployment, make_node, make_user
+
+
+@dataclass
+class Telemetry:
+    """Stands in for the live store: what was put in comes out."""
+
+    nodes: dict[str, dict[str, Any]]
+
+    def read_node(self, node_id: str) -> dict[str, Any] | None:
+        return self.nodes.get(node_id)
+
+
+@pytest.fixture(autouse=True)
+def telemetry() -> Iterator[Telemetry]:
+    """The ports of REST, filled with what the tests use."""
+    store = Telemetry({})
+    use_replica_loads(store)
+    use_model_folder_reader(ModelFolder())
+    REFUSALS.clear()
+    yield store
+    REFUSALS.clear()
+
+
+@pytest.fixture
+def as_role(db: None) -> Callable[[str], JsonClient]:  # noqa: ARG001 - opens the database
+    """A client with an API key of a fresh user in a group."""
+
+    def client(role: str) -> JsonClient:
+        return client_with_key(make_user(f"{role or 'nobody'}-{uuid4().hex[:6]}", role))
+
+    return client
+
+
+@pytest.fixture
+def viewer(as_role: Callable[[str], JsonClient]) -> JsonClient:
+    return as_role("viewer")
+
+
+@pytest.fixture
+def operator(as_role: Callable[[str], JsonClient]) -> JsonClient:
+    return as_role("operator")
+
+
+@pytest.fixture
+def admin(as_role: Callable[[str], JsonClient]) -> JsonClient:
+    return as_role("admin")
+
+
+@pytest.fixture
+def node(db: None) -> Node:  # noqa: ARG001 - opens the database
+    return make_node("n1")
+
+
+@pytest.fixture
+def deployment(db: None) -> Deployment:  # noqa: ARG001 - opens the database
+    return make_deployment()
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    """A folder as a hub would hold it, with the smallest content that is one."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        '{"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,'
+        ' "num_key_value_heads": 2, "vocab_size": 256, "max_position_embeddings": 2048, "dtype": "float32"}'
+    )
+    (folder / "tokenizer.json").write_text("{}")
+    header = b'{"w":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
+    return folder
