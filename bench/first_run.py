@@ -93,7 +93,7 @@ def replica_restart_seconds(run: FleetRun) -> float:
 
     def is_back() -> bool:
         now = next(one for one in run.replicas() if one["id"] == victim["id"])
-        return now["attempt"] > victim["attempt"] and now["status"] == "ready"
+        return bool(now["attempt"] > victim["attempt"] and now["status"] == "ready")
 
     run.wait_until(is_back, "the killed replica to be ready again", seconds=120)
     return time.monotonic() - killed

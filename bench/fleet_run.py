@@ -61,7 +61,7 @@ class FleetRun:
 
     def replicas(self) -> list[dict[str, Any]]:
         """Return the live replicas of the demo."""
-        results: list[dict[str, Any]] = self.get("/api/v1/replicas/?deployment=demo&page_size=500")["results"]
+        results: list[dict[str, Any]] = self.get("/api/v1/replicas?page_size=500")["results"]
         return results
 
     def wait_until(self, condition: Callable[[], object], what: str, *, seconds: float = 60.0) -> None:
@@ -107,7 +107,7 @@ def start_fleet(
 
 def wait_until_up(run: FleetRun, *, seconds: float = START_SECONDS) -> None:
     """Wait until it says that it is ready. Raises `FleetRunError`."""
-    run.wait_until(lambda: (run.var / "up.json").exists(), "the fleet to come up", seconds=seconds)
+    run.wait_until((run.var / "up.json").exists, "the fleet to come up", seconds=seconds)
 
 
 @contextlib.contextmanager

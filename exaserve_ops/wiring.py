@@ -86,12 +86,15 @@ class NodeKeys:
 
 
 def _client() -> redis.Redis:
+    url = _environment().redis_url
+    # A Unix socket has no keepalive, and the client refuses to be told of one.
+    keepalive = {} if url.startswith("unix:") else {"socket_keepalive": True}
     return redis.Redis.from_url(
-        _environment().redis_url,
+        url,
         socket_timeout=SOCKET_SECONDS,
         socket_connect_timeout=3,
-        socket_keepalive=True,
         health_check_interval=10,
+        **keepalive,
     )
 
 

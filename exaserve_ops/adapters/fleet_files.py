@@ -62,6 +62,15 @@ class FleetFiles:
         """Home folder of the agent of one node."""
         return self.var / "nodes" / name
 
+    def node_ids(self) -> frozenset[str]:
+        """Identities of the nodes whose agents have a home here."""
+        homes = (self.var / "nodes").glob("*/identity.json")
+        return frozenset(
+            str(content["node_id"])
+            for home in homes
+            if "node_id" in (content := self.read_json(str(home.relative_to(self.var))))
+        )
+
     def secret(self, name: str, *, random_bytes: int = 24) -> str:
         """Return a secret of this fleet, made at random (hexadecimal) at its first use."""
         path = self.secret_path(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ FLEET_VARIABLE = "EXAOPS_FLEET"
 PROGRAM_VARIABLE = "EXAOPS_PROGRAM"
 """Likewise: which program of that fleet it is."""
 
+_NODE_VARIABLE = "EXAOPS_NODE_ID"
 _REPLICA_VARIABLE = "EXAOPS_REPLICA_ID"
 _POLL_SECONDS = 0.05
 _START_TICKS_FIELD = 19
@@ -57,13 +58,20 @@ def is_alive(identity: ProcessIdentity) -> bool:
     return identify(identity.pid) == identity
 
 
-def find_labelled(fleet_id: str) -> tuple[LabelledProcess, ...]:
-    """Return the processes of a fleet, without the caller's own.
+def find_labelled(fleet_id: str, node_ids: Collection[str] = ()) -> tuple[LabelledProcess, ...]:
+    """Return the processes of a fleet and of the replicas of its nodes, without the caller's own.
 
     Processes whose environment may not be read are another user's, and not of this fleet.
     """
-    found = (_labelled(int(entry.name), fleet_id) for entry in _process_folders())
-    return tuple(process for process in found if process is not None)
+    found = []
+    for pid in _pids():
+        environment = _environment(pid)
+        if environment.get(FLEET_VARIABLE) == fleet_id or environment.get(_NODE_VARIABLE) in node_ids:
+            identity = identify(pid)
+            if identity is not None and pid != os.getpid():
+                program = environment.get(PROGRAM_VARIABLE, "")
+                found.append(LabelledProcess(identity, program, _REPLICA_VARIABLE in environment))
+    return tuple(found)
 
 
 def end_processes(
@@ -83,24 +91,18 @@ def end_processes(
         _send(identity, signal.SIGKILL)
 
 
-def _process_folders() -> list[Path]:
-    return [entry for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
-def _labelled(pid: int, fleet_id: str) -> LabelledProcess | None:
-    if pid == os.getpid():
-        return None
-    identity = identify(pid)
+def _environment(pid: int) -> dict[str, str]:
+    """Environment that a process was started with; empty if it is gone or not ours to read."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return None
-    environment = dict(
-        entry.partition("=")[::2] for entry in raw.decode(errors="replace").split("\0") if entry
-    )
-    if identity is None or environment.get(FLEET_VARIABLE) != fleet_id:
-        return None
-    return LabelledProcess(identity, environment.get(PROGRAM_VARIABLE, ""), _REPLICA_VARIABLE in environment)
+        return {}
+    entries = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0"))
+    return {name: value for name, equals, value in entries if equals}
 
 
 def _send(identity: ProcessIdentity, which: signal.Signals) -> bool:

@@ -15,6 +15,8 @@ from exaserve_ops.management.allinone.rest import RestClient
 
 _MODEL_FOLDER = "demo-llama"
 _STORE_SECONDS = 120
+_TAIL_BYTES = 8192
+_TAIL_LINES = 12
 _ERRAND_SECONDS = 300
 _SERVICE_SECONDS = 120
 _REPLICA_SECONDS = 600
@@ -79,7 +81,7 @@ def _start_control_plane(fleet: Fleet) -> None:
     # All at once: each spends most of its start importing, and the cores are there to be used.
     for name in (programs.WEB, programs.GATEWAY, programs.CONTROLLERS):
         fleet.supervisor.start(name)
-    _start(fleet, "web", (programs.WEB,), lambda: web.unreachable("/"), limit_seconds=_SERVICE_SECONDS)
+    _start(fleet, "web", (programs.WEB,), lambda: web.unreachable("/readyz"), limit_seconds=_SERVICE_SECONDS)
     _start(
         fleet,
         "gateway",
@@ -171,10 +173,28 @@ def _start(
     with fleet.console.stage(title) as stage:
         for name in names:
             fleet.supervisor.start(name)
-        logs = ", ".join(str(fleet.files.logs / f"{name}.log") for name in names)
-        fleet.console.wait_until_done(
-            stage, missing, limit_seconds=limit_seconds, advice=f"See {logs}." if logs else ""
-        )
+        try:
+            fleet.console.wait_until_done(
+                stage, missing, limit_seconds=limit_seconds, advice="The end of its log:"
+            )
+        except StartError as error:
+            raise StartError("\n".join([str(error), *_log_ends(fleet, names)])) from error
+
+
+def _log_ends(fleet: Fleet, names: tuple[str, ...]) -> list[str]:
+    """Return the last lines that these programs wrote, each with its file."""
+    lines = []
+    for name in names:
+        path = fleet.files.logs / f"{name}.log"
+        if path.exists():
+            lines += [f"  {path}", *(f"    {line}" for line in _tail(path))]
+    return lines
+
+
+def _tail(path: Path) -> list[str]:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
 
 
 def _run(

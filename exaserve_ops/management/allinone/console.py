@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TextIO
 
-POLL_SECONDS = 0.1
+POLL_SECONDS = 0.2
 _NOTE_EVERY_SECONDS = 10.0
 _SPINNER = "|/-\\"
 _NAME_WIDTH = 24

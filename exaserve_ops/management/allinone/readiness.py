@@ -56,7 +56,7 @@ def not_running(fleet: Fleet, names: Iterable[str]) -> str:
 
 def silent_nodes(client: RestClient, names: tuple[str, ...]) -> str:
     """Return which nodes the control plane does not hear yet."""
-    nodes = _ask(client, "/api/v1/nodes/")
+    nodes = _ask(client, "/api/v1/nodes")
     if isinstance(nodes, str):
         return nodes
     live = {node["name"] for node in nodes if node["liveness"] == "live"}
@@ -66,18 +66,14 @@ def silent_nodes(client: RestClient, names: tuple[str, ...]) -> str:
 
 def look_at_replicas(client: RestClient) -> Replicas:
     """Return how many replicas of the demo are wanted and ready."""
-    deployments = _ask(client, f"/api/v1/deployments/?name={DEMO}")
-    replicas = _ask(client, f"/api/v1/replicas/?deployment={DEMO}")
+    deployments = _ask(client, f"/api/v1/deployments?name={DEMO}")
     if isinstance(deployments, str):
         return Replicas(0, 0, deployments)
-    if isinstance(replicas, str):
-        return Replicas(0, 0, replicas)
     wanted = sum(int(one["replicas"]) for one in deployments)
-    states = [str(one["status"]) for one in replicas]
-    ready = states.count("ready")
-    others = sorted({f"{states.count(state)} {state}" for state in states} - {f"{ready} ready"})
-    missing = ", ".join([f"{ready} of {wanted} ready", *others]) if ready < wanted else ""
-    return Replicas(wanted, ready, missing)
+    ready = sum(int(one["ready_replicas"]) for one in deployments)
+    failed = sum(int(one["failed_replicas"]) for one in deployments)
+    told = f"{ready} of {wanted} ready" + (f", {failed} failed" if failed else "")
+    return Replicas(wanted, ready, told if ready < wanted else "")
 
 
 def answer_missing(client: RestClient) -> str:

@@ -90,7 +90,8 @@ def _ensure_may_join(files: FleetFiles, name: str, known_id: str) -> None:
 
 def _ensure_demo(folder: Path, replicas: int) -> None:
     """Make the demo once; how many replicas it has afterwards is for people to say."""
-    model = register_model(name=DEMO_MODEL, facts=ModelFolder().read(str(folder.absolute())), actor=ACTOR, now=clock.now())
+    facts = ModelFolder().read(str(folder.absolute()))
+    model = register_model(name=DEMO_MODEL, facts=facts, actor=ACTOR, now=clock.now())
     if Deployment.objects.filter(name=DEMO).exists():
         return
     wish = DeploymentWish(name=DEMO, model_id=model.pk, replicas=replicas, engine="torch", served_name=DEMO)

@@ -81,6 +81,7 @@ class Command(BaseCommand):
     def _run(
         self, files: FleetFiles, console: Console, interrupts: Interrupts, options: dict[str, Any]
     ) -> None:
+        files.summary.unlink(missing_ok=True)
         clear_earlier_run(files, console, interrupts)
         shape = _shape(files, options)
         console.say(f"Starting {shape.nodes} nodes; everything is kept in {files.var}")
