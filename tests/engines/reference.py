@@ -51,7 +51,6 @@ class Bench:
         self.decoder = Decoder(config, weights, pool)
         self.vocabulary_size = config.vocabulary_size
         self.reference = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-        self.reference.eval()
 
     def run(
         self, prompts: Sequences[Prompt], limits: SchedulerLimits, *, blocks: int = POOL_BLOCKS

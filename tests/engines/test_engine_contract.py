@@ -175,6 +175,12 @@ def test_bad_chat_request_is_refused_with_the_field_at_fault(
     assert error["message"]
 
 
+def test_missing_field_is_named(client: httpx.Client) -> None:
+    answer = client.post(CHAT, json={"model": MODEL_NAME})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -78,6 +78,12 @@ def test_accelerators_are_named_by_uuid() -> None:
     assert "--device=cpu" not in launch.argv
 
 
+def test_replica_budget_reaches_the_engine() -> None:
+    launch = ENGINES["torch"].build_launch({}, replace(CONTEXT, memory_bytes=1 << 30))
+    assert f"--memory-bytes={1 << 30}" in launch.argv
+    assert not [part for part in ENGINES["torch"].build_launch({}, CONTEXT).argv if "memory" in part]
+
+
 def test_options_become_flags_and_extra_arguments_come_last() -> None:
     launch = ENGINES["torch"].build_launch(
         {"num_blocks": 64, "extra_arguments": "--flag 'two words'"}, CONTEXT

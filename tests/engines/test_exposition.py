@@ -72,7 +72,7 @@ def test_type_comes_from_its_declaration_and_not_from_a_suffix() -> None:
     histogram = page.find_histogram("iteration_tokens_total")
     assert histogram is not None
     assert histogram.bounds == (1.0, 8.0, math.inf)
-    assert histogram.counts == (2, 5, 6)
+    assert list(histogram.counts) == [2, 5, 6]
     assert histogram.total == 31
     assert page.find_histogram("prompt_tokens_total") is None
     assert page.find_value("prompt_tokens_total") == 9

@@ -89,9 +89,14 @@ def test_chat_template_writes_roles_and_opens_the_answer(tokenizer: ModelTokeniz
     assert tokens == raw
 
 
-def test_template_reaches_nothing_outside_its_sandbox(demo_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "template", ["{{ messages.__class__.__mro__ }}", "{{ messages + 1 }}", "{{ nothing.there }}"]
+)
+def test_template_that_fails_or_reaches_out_of_its_sandbox_is_a_refusal(
+    demo_model: Path, tmp_path: Path, template: str
+) -> None:
     (tmp_path / "tokenizer.json").symlink_to(demo_model / "tokenizer.json")
-    (tmp_path / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    (tmp_path / "chat_template.jinja").write_text(template)
     with pytest.raises(ApiError, match="refused"):
         ModelTokenizer(tmp_path).encode_chat([ChatMessage("user", "x")])
 

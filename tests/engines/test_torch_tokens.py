@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ from workers.engines.torch_engine.scheduler import SchedulerLimits
 
 ROOMY = SchedulerLimits(max_sequences=16, max_batched_tokens=512)
 
-_SMALL = {
+_SMALL: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -34,7 +35,7 @@ _SMALL = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
-_LLAMA3 = {
+_LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
     "factor": 4.0,
@@ -42,7 +43,7 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-_LINEAR = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+_LINEAR: dict[str, Any] = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
 
 VARIANTS: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig]] = {
     "llama_llama3_rope": (LlamaForCausalLM, LlamaConfig(**_SMALL, rope_parameters=_LLAMA3)),

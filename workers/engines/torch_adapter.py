@@ -44,6 +44,9 @@ class TorchAdapter:
             # A CPU replica on a node with GPUs must not help itself to one.
             defaults["device"] = "cpu"
         arguments = option_arguments(_OPTIONS, {**defaults, **options})
+        if context.memory_bytes > 0:
+            # What placement set aside; a KV size among the options goes before it.
+            arguments.insert(0, f"--memory-bytes={context.memory_bytes}")
         return own_launch("workers.engines.torch_engine", context, arguments)
 
     def parse_metrics(self, page: str) -> EngineSample:

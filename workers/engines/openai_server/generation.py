@@ -23,6 +23,14 @@ log = logging.getLogger(__name__)
 _ENGINE_FAILED = "The engine failed while generating."
 
 
+class OpenGenerations:
+    """How many generations are not yet sent to their last byte; a drain waits for none."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self.count = 0
+
+
 class GenerationResponse:
     """ASGI response of one generation.
 
@@ -31,9 +39,19 @@ class GenerationResponse:
     """
 
     def __init__(
-        self, engine: TextEngine, task: GenerationTask, stream: GenerationStream, shape: ReplyShape
+        self,
+        engine: TextEngine,
+        task: GenerationTask,
+        stream: GenerationStream,
+        shape: ReplyShape,
+        open_generations: OpenGenerations,
     ) -> None:
-        """Prepare a whole reply; `streamed` turns it into server-sent events."""
+        """Prepare a whole reply; `streamed` turns it into server-sent events.
+
+        From here on the response counts as open, so it must be called.
+        """
+        self._open = open_generations
+        self._open.count += 1
         self._engine = engine
         self._task = task
         self._stream = stream
@@ -65,6 +83,7 @@ class GenerationResponse:
         except GenerationAbortedError:
             log.info("request %s: the client has gone", self._task.request_id)
         finally:
+            self._open.count -= 1
             watcher.cancel()
             if not finished:
                 self._stream.count_outcome("aborted")

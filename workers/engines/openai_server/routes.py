@@ -22,7 +22,7 @@ from workers.engines.openai_server.errors import (
     error_response,
     unavailable,
 )
-from workers.engines.openai_server.generation import GenerationResponse
+from workers.engines.openai_server.generation import GenerationResponse, OpenGenerations
 from workers.engines.openai_server.metrics import EngineMetrics
 from workers.engines.openai_server.port import GenerationTask, TextEngine
 from workers.engines.openai_server.replies import ReplyShape, unix_seconds
@@ -55,6 +55,7 @@ class Api:
         self._metrics = metrics
         self._model_name = model_name
         self._started_at = unix_seconds()
+        self.open_generations = OpenGenerations()
         self.draining = False
         """True once the process was told to end: nothing new is taken."""
 
@@ -143,6 +144,7 @@ class Api:
     def _respond(
         self, route: RouteName, body: ChatRequest | CompletionRequest, prompt: Sequence[int]
     ) -> GenerationResponse:
+        self._refuse_unless_ready()  # again: reading and tokenising took time
         task = self._task(route, body, prompt)
         stream = GenerationStream(
             loop=asyncio.get_running_loop(),
@@ -150,7 +152,7 @@ class Api:
             prompt_tokens=len(task.prompt),
         )
         shape = ReplyShape(route, task.request_id, self._model_name, unix_seconds())
-        response = GenerationResponse(self._engine, task, stream, shape)
+        response = GenerationResponse(self._engine, task, stream, shape, self.open_generations)
         if not body.stream:
             return response
         options = body.stream_options
@@ -218,7 +220,12 @@ def build_app(api: Api, api_key: str) -> Starlette:
     return Starlette(
         routes=api.routes(),
         middleware=[Middleware(_RequireKey, api_key=api_key)],
-        exception_handlers={ApiError: _answer_error, 404: _answer_not_found, 405: _answer_wrong_verb},
+        exception_handlers={
+            ApiError: _answer_error,
+            Exception: _answer_failure,
+            404: _answer_not_found,
+            405: _answer_wrong_verb,
+        },
     )
 
 
@@ -235,6 +242,11 @@ async def _answer_error(_request: Request, error: Exception) -> Response:
     if not isinstance(error, ApiError):
         raise error
     return error_response(error)
+
+
+async def _answer_failure(_request: Request, _error: Exception) -> Response:
+    # Starlette raises the error again after this answer, and uvicorn logs its traceback.
+    return error_response(ApiError(500, "The engine failed on this request.", code="internal"))
 
 
 async def _answer_not_found(request: Request, _error: Exception) -> Response:

@@ -15,7 +15,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_STOP_STRINGS = 16
 MAX_TEMPERATURE = 2.0
 
-_FIELD_AT_FAULT = re.compile(r"at `\$\.([a-z_]+)")
+_FIELD_AT_FAULT = re.compile(r"(?:at `\$\.|required field `)([a-z_]+)")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):

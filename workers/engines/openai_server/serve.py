@@ -129,7 +129,7 @@ async def _run(
         status = await _wait_for_end(serving, ending, engine)
         if status == 0:
             api.draining = True
-            await _drain(engine, settings.drain_seconds)
+            await _drain(api, settings.drain_seconds)
         server.should_exit = True
         await serving
     finally:
@@ -151,14 +151,14 @@ async def _wait_for_end(serving: asyncio.Task[None], ending: asyncio.Task[bool],
     return 0
 
 
-async def _drain(engine: TextEngine, seconds: float) -> None:
+async def _drain(api: Api, seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        load = engine.load()
-        if engine.readiness().status != "ready" or load.running + load.waiting == 0:
+    while api.open_generations.count:
+        if time.monotonic() >= deadline:
+            count = api.open_generations.count
+            log.warning("drain: ending with %d open requests after %.1f s", count, seconds)
             return
         await asyncio.sleep(_POLL_SECONDS)
-    log.warning("drain: ending with open requests after %.0f s", seconds)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -36,6 +36,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
     parser.add_argument("--num-blocks", type=positive_integer, help="KV blocks of 16 tokens")
     parser.add_argument("--kv-memory-bytes", type=positive_integer)
+    parser.add_argument(
+        "--memory-bytes", type=positive_integer, help="of the whole replica, if KV is not given"
+    )
     parser.add_argument("--max-model-len", type=positive_integer, help="in tokens")
     parser.add_argument("--max-num-seqs", type=positive_integer, default=64)
     parser.add_argument("--max-num-batched-tokens", type=positive_integer)
@@ -60,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         dtype=arguments.dtype,
         num_blocks=arguments.num_blocks,
         kv_memory_bytes=arguments.kv_memory_bytes,
+        memory_bytes=arguments.memory_bytes,
         max_model_len=arguments.max_model_len,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,

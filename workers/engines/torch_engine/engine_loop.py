@@ -84,7 +84,7 @@ class EngineLoop:
         self._post(lambda: None)
 
     def load(self) -> EngineLoad:
-        """Load after the last step, with what has come in since."""
+        """Load after the last step."""
         return self._load
 
     def run(self) -> None:

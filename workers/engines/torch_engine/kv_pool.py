@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 from workers.engines.torch_engine.config import ModelConfig
+from workers.engines.torch_engine.settings import EngineSettings
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 _CUDA_FREE_RATIO = 0.85
 """Part of the memory left after the weights that goes to KV; the rest is for activations."""
+_REPLICA_ACTIVATION_RATIO = 0.2
+"""Part of a replica's memory budget that is neither weights nor KV."""
 _CPU_DEFAULT_BYTES = 128 * 1024 * 1024
 
 
@@ -37,25 +40,31 @@ def choose_pool_blocks(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
+    settings: EngineSettings,
     *,
-    wanted_blocks: int | None,
-    wanted_bytes: int | None,
+    weights_bytes: int,
 ) -> int:
-    """Blocks to allocate: as told, else by bytes, else by what the device has free.
+    """Blocks to allocate: as told, else by the bytes told, else by what the device has free.
 
     Raises `ValueError` if not even one block fits.
     """
-    if wanted_blocks is not None:
-        return wanted_blocks
-    budget = wanted_bytes
-    if budget is None:
-        budget = _CPU_DEFAULT_BYTES
-        if device.type == "cuda":
-            budget = int(torch.cuda.mem_get_info(device)[0] * _CUDA_FREE_RATIO)
-    blocks = budget // block_bytes(config, dtype)
-    if blocks < 1:
-        raise ValueError(f"{budget} bytes do not hold one KV block of {block_bytes(config, dtype)} bytes")
-    return blocks
+    if settings.num_blocks is not None:
+        return settings.num_blocks
+    budget = _budget_bytes(device, settings, weights_bytes)
+    one = block_bytes(config, dtype)
+    if budget < one:
+        raise ValueError(f"{max(budget, 0)} bytes are left for KV, and one block takes {one}")
+    return budget // one
+
+
+def _budget_bytes(device: torch.device, settings: EngineSettings, weights_bytes: int) -> int:
+    if settings.kv_memory_bytes is not None:
+        return settings.kv_memory_bytes
+    if settings.memory_bytes is not None:
+        return int(settings.memory_bytes * (1 - _REPLICA_ACTIVATION_RATIO)) - weights_bytes
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * _CUDA_FREE_RATIO)
+    return _CPU_DEFAULT_BYTES
 
 
 def allocate_pool(config: ModelConfig, blocks: int, *, dtype: torch.dtype, device: torch.device) -> KvPool:

@@ -53,13 +53,7 @@ def load_engine(
     dtype = choose_dtype(settings.dtype, config, device)
     log.info("device %s, %s, %d threads", device, dtype, torch.get_num_threads())
     weights = load_weights(settings.model_dir, config, device=device, dtype=dtype, on_progress=on_progress)
-    blocks = choose_pool_blocks(
-        config,
-        dtype,
-        device,
-        wanted_blocks=settings.num_blocks,
-        wanted_bytes=settings.kv_memory_bytes,
-    )
+    blocks = choose_pool_blocks(config, dtype, device, settings, weights_bytes=weights.total_bytes)
     pool = allocate_pool(config, blocks, dtype=dtype, device=device)
     max_model_tokens = _model_length(settings, config, blocks)
     log.info("%d KV blocks, at most %d tokens a request", blocks, max_model_tokens)

@@ -16,6 +16,8 @@ class EngineSettings:
     dtype: str = "auto"
     num_blocks: int | None = None
     kv_memory_bytes: int | None = None
+    memory_bytes: int | None = None
+    """Budget of the whole replica: weights, KV and a fifth for everything else."""
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None

@@ -55,7 +55,7 @@ class ModelTokenizer:
         rows = [{"role": message.role, "content": message.content} for message in messages]
         try:
             text = self._template.render(messages=rows, add_generation_prompt=True, **self._special)
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise bad_request(f"The chat template refused: {error}", param="messages") from error
         # The template writes the special tokens itself.
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids

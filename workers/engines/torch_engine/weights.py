@@ -49,6 +49,15 @@ class ModelWeights:
     head: Tensor
     """The embedding itself when the two are tied."""
 
+    @property
+    def total_bytes(self) -> int:
+        """Memory that the weights take; a tied head takes none of its own."""
+        layers = [getattr(layer, name) for layer in self.layers for name in layer.__slots__]
+        tensors = [self.embedding, self.norm, *layers]
+        if self.head is not self.embedding:
+            tensors.append(self.head)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
 
 def load_weights(
     model_dir: Path,
