@@ -41,11 +41,14 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"cannot start {argv[0]}: {error.strerror}\n")
         _write_exit(runtime_dir, _SPAWN_FAILED, None, time.monotonic() - started)
         return 0
+    _write(f"{runtime_dir}/engine.pid", str(engine))
     for number in _FORWARDED:
         signal.signal(number, lambda number, _frame: _send(engine, number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
 
     status = _wait_for(engine)
+    for number in _FORWARDED:
+        signal.signal(number, signal.SIG_IGN)  # the engine's pid may soon be another process's
     code = os.waitstatus_to_exitcode(status)
     _write_exit(
         runtime_dir,
@@ -97,24 +100,26 @@ def _leftovers() -> list[int]:
 
 
 def _send(pid: int, number: int) -> None:
-    try:
+    try:  # noqa: SIM105 - contextlib is one more import to start with
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # already gone, which is what was wanted
 
 
-def _write_exit(
-    runtime_dir: str, code: int | None, number: int | None, duration_seconds: float
-) -> None:
-    draft = f"{runtime_dir}/exit.json.new"
+def _write_exit(runtime_dir: str, code: int | None, number: int | None, duration_seconds: float) -> None:
     facts = {"code": code, "signal": number, "duration_seconds": round(duration_seconds, 3)}
+    _write(f"{runtime_dir}/exit.json", json.dumps(facts))
+
+
+def _write(path: str, text: str) -> None:
+    """Write a small file that appears whole or not at all."""
     try:
-        with open(draft, "w", encoding="ascii") as file:  # noqa: PTH123 - no pathlib in the shim
-            json.dump(facts, file)
-        os.replace(draft, f"{runtime_dir}/exit.json")  # noqa: PTH105 - no pathlib in the shim
+        with open(f"{path}.new", "w", encoding="ascii") as file:  # noqa: PTH123 - no pathlib here
+            file.write(text)
+        os.replace(f"{path}.new", path)  # noqa: PTH105 - no pathlib here
     except OSError as error:
         # A full disk must not keep the leftovers alive; the agent reports an unknown exit then.
-        sys.stderr.write(f"cannot record the exit: {error}\n")
+        sys.stderr.write(f"cannot write {path}: {error.strerror}\n")
 
 
 if __name__ == "__main__":

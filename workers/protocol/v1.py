@@ -50,7 +50,7 @@ class _Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 # ------------------------------------------------------------------------------------------------
 # Parts
 # ------------------------------------------------------------------------------------------------
-class AcceleratorInfo(_Struct):
+class AcceleratorInfo(_Struct, frozen=True, kw_only=True):
     """One accelerator as the node's probe found it."""
 
     uuid: str
@@ -62,7 +62,7 @@ class AcceleratorInfo(_Struct):
     """The vendor tool's index. For people; nothing is ever placed by it."""
 
 
-class ModelFile(_Struct):
+class ModelFile(_Struct, frozen=True, kw_only=True):
     """One file of a model: path relative to the model folder."""
 
     path: str
@@ -70,7 +70,7 @@ class ModelFile(_Struct):
     sha256: str
 
 
-class ModelRef(_Struct):
+class ModelRef(_Struct, frozen=True, kw_only=True):
     """Weights and tokenizer, named by digest, and where the node finds them."""
 
     name: str
@@ -89,7 +89,7 @@ class WantedState(enum.Enum):
     STOP = "stop"
 
 
-class ReplicaSpec(_Struct):
+class ReplicaSpec(_Struct, frozen=True, kw_only=True):
     """One replica as this node should run it."""
 
     replica_id: str
@@ -107,7 +107,7 @@ class ReplicaSpec(_Struct):
     """How long start-up may take before the attempt counts as failed."""
 
 
-class ExitInfo(_Struct):
+class ExitInfo(_Struct, frozen=True, kw_only=True):
     """How an engine's main process ended."""
 
     attempt: int
@@ -137,7 +137,7 @@ class ObservedState(enum.Enum):
     """The whole process group is gone."""
 
 
-class ReplicaTelemetry(_Struct):
+class ReplicaTelemetry(_Struct, frozen=True, kw_only=True):
     """One replica's load over a sliding window; `None` means that the engine did not say.
 
     Ratios are 0-1. Quantiles are over `window_seconds` and absent where nothing finished in it.
@@ -168,7 +168,7 @@ class ReplicaTelemetry(_Struct):
     """Data-quality notes, such as `metrics disabled (404)` or `2 lines dropped`."""
 
 
-class ReplicaObserved(_Struct):
+class ReplicaObserved(_Struct, frozen=True, kw_only=True):
     """One replica as the agent sees it now."""
 
     replica_id: str
@@ -191,7 +191,7 @@ class ReplicaObserved(_Struct):
     telemetry: ReplicaTelemetry | None = None
 
 
-class UnknownProcess(_Struct):
+class UnknownProcess(_Struct, frozen=True, kw_only=True):
     """Carries our launch label or sits on our accelerator, and is no known replica."""
 
     pid: int
@@ -201,7 +201,7 @@ class UnknownProcess(_Struct):
     command: str = ""
 
 
-class AgentLiveness(_Struct):
+class AgentLiveness(_Struct, frozen=True, kw_only=True):
     """Age of the last sign of life of each part of the agent, on the monotonic clock."""
 
     intake_age_seconds: float | None = None
@@ -212,7 +212,7 @@ class AgentLiveness(_Struct):
     reconcile_error: str = ""
 
 
-class HostTelemetry(_Struct):
+class HostTelemetry(_Struct, frozen=True, kw_only=True):
     """The node itself."""
 
     cpu_used_ratio: float | None = None
@@ -227,7 +227,7 @@ class HostTelemetry(_Struct):
 # ------------------------------------------------------------------------------------------------
 # Reports: agent -> control plane
 # ------------------------------------------------------------------------------------------------
-class Hello(_Struct, tag_field="kind", tag="hello"):
+class Hello(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     """An agent introduces itself: at its start, and after each reconnect."""
 
     node_id: str
@@ -248,7 +248,7 @@ class Hello(_Struct, tag_field="kind", tag="hello"):
     reconnect: bool = False
 
 
-class Heartbeat(_Struct, tag_field="kind", tag="heartbeat"):
+class Heartbeat(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="heartbeat"):
     """Sign of life and the whole observed state of a node, once a second."""
 
     node_id: str
@@ -265,7 +265,7 @@ class Heartbeat(_Struct, tag_field="kind", tag="heartbeat"):
     host: HostTelemetry | None = None
 
 
-class CommandResult(_Struct, tag_field="kind", tag="command_result"):
+class CommandResult(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="command_result"):
     """What became of a command."""
 
     node_id: str
@@ -275,7 +275,7 @@ class CommandResult(_Struct, tag_field="kind", tag="command_result"):
     reason: str = ""
 
 
-class LogChunk(_Struct, tag_field="kind", tag="log_chunk"):
+class LogChunk(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="log_chunk"):
     """Lines of a replica's log, asked for by `TailLog`, batched at most four times a second."""
 
     node_id: str
@@ -292,7 +292,7 @@ Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk
 # ------------------------------------------------------------------------------------------------
 # Commands: control plane -> agent
 # ------------------------------------------------------------------------------------------------
-class _Command(_Struct):
+class _Command(_Struct, frozen=True, kw_only=True):
     command_id: str
     lease_epoch: int
     deadline_seconds: float
@@ -300,7 +300,7 @@ class _Command(_Struct):
     the queue as the agent can know it, so it bounds work, not safety (epochs do that)."""
 
 
-class ApplyDesired(_Command, tag_field="kind", tag="apply_desired"):
+class ApplyDesired(_Command, frozen=True, kw_only=True, tag_field="kind", tag="apply_desired"):
     """The node's whole wish. Sent on each change, at each Hello, and regularly as a canary."""
 
     revision: int
@@ -308,13 +308,13 @@ class ApplyDesired(_Command, tag_field="kind", tag="apply_desired"):
     replicas: tuple[ReplicaSpec, ...] = ()
 
 
-class RequestHello(_Command, tag_field="kind", tag="request_hello"):
+class RequestHello(_Command, frozen=True, kw_only=True, tag_field="kind", tag="request_hello"):
     """The control plane does not accept this node's lease any more: introduce yourself again."""
 
     reason: str
 
 
-class TailLog(_Command, tag_field="kind", tag="tail_log"):
+class TailLog(_Command, frozen=True, kw_only=True, tag_field="kind", tag="tail_log"):
     """Send the log of a replica for `seconds`; sent again while somebody still reads."""
 
     replica_id: str
@@ -322,7 +322,7 @@ class TailLog(_Command, tag_field="kind", tag="tail_log"):
     backlog_lines: int = 200
 
 
-class ForgetReplica(_Command, tag_field="kind", tag="forget_replica"):
+class ForgetReplica(_Command, frozen=True, kw_only=True, tag_field="kind", tag="forget_replica"):
     """The end of a replica is recorded: drop it from the journal (its log is kept a while)."""
 
     replica_ids: tuple[str, ...]

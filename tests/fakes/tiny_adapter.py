@@ -1,0 +1,36 @@
+"""Adapter of the tiny engine."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from workers.engines.base import EngineOptionError, EngineOptions, EngineSample, Launch, LaunchContext
+from workers.protocol import names
+
+_SCRIPT = Path(__file__).with_name("tiny_engine.py")
+
+
+class TinyAdapter:
+    """Launches `tiny_engine.py`; its options are passed on as they are."""
+
+    name = "tiny"
+    port_count = 2
+    health_path = "/health"
+    metrics_path = "/metrics"
+
+    def check_options(self, options: EngineOptions) -> None:
+        if "unknown" in options:
+            raise EngineOptionError("option unknown: no such option")
+
+    def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
+        self.check_options(options)
+        settings = [f"{key}={value}" for key, value in options.items() if key != "port"]
+        port = options.get("port", context.ports[0])
+        return Launch(
+            argv=(sys.executable, "-u", str(_SCRIPT), context.host, str(port), *settings),
+            env={names.ENV_ENGINE_API_KEY: context.api_key, "TINY_RUNTIME": str(context.runtime_dir)},
+        )
+
+    def parse_metrics(self, page: str) -> EngineSample:
+        return EngineSample(requests_running=int(page.split()[1]), requests_waiting=0)

@@ -1,0 +1,81 @@
+"""A very small HTTP engine for tests of the agent: standard library only, misbehaves on request.
+
+Arguments: `host port option=value ...` with the options
+`exit=CODE` (print an error and exit), `ignore_term=1`, `children=N` (sleeping children, one of them
+in a session of its own), `load_seconds=X`, `running=N` (open requests in /metrics),
+`running_file=PATH` (read the number from a file instead), `chatty=N` (lines to print at the start).
+"""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+STARTED = time.monotonic()
+
+
+def options(arguments: list[str]) -> dict[str, str]:
+    return dict(argument.split("=", 1) for argument in arguments)
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    settings: dict[str, str] = {}
+
+    def do_GET(self) -> None:
+        if self.path == "/environ":
+            self._answer(200, json.dumps(dict(os.environ)))
+        elif self.path == "/metrics":
+            self._answer(200, f"running {self._running()}\n")
+        elif time.monotonic() - STARTED < float(self.settings.get("load_seconds", "0")):
+            self._answer(503, "loading")
+        else:
+            self._answer(200, "ok")
+
+    def _running(self) -> int:
+        file = self.settings.get("running_file")
+        return int(Path(file).read_text() if file else self.settings.get("running", "0"))
+
+    def _answer(self, status: int, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    host, port, *rest = sys.argv[1:]
+    settings = Handler.settings = options(rest)
+    for number in range(int(settings.get("chatty", "0"))):
+        say(f"line {number}")
+    say(f"key {os.environ.get('EXAOPS_ENGINE_API_KEY', '')}")
+    if "exit" in settings:
+        say("error: unrecognized arguments: --quantization nope")
+        return int(settings["exit"])
+    if settings.get("ignore_term"):
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    for number in range(int(settings.get("children", "0"))):
+        subprocess.Popen(["/bin/sleep", "600"], start_new_session=number == 0)
+    server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
+    say("serving")
+    server.serve_forever()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

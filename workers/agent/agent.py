@@ -1,0 +1,207 @@
+"""One running agent: its parts, wired together, and the main thread that watches over them."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import platform
+import threading
+import time
+import uuid
+from collections.abc import Mapping
+
+import msgspec
+import psutil
+
+from workers.agent import AGENT_VERSION, logs, processes
+from workers.agent.attempts import AttemptRunner
+from workers.agent.commands import CommandDesk, Reactions
+from workers.agent.config import AgentConfig
+from workers.agent.foreign import ForeignWatch
+from workers.agent.heartbeat import Reporter
+from workers.agent.home import Home, HomeError, HomeLock
+from workers.agent.intake import IntakeChild, IntakeServer
+from workers.agent.journal import Journal
+from workers.agent.model_files import ModelVerifier
+from workers.agent.reconcile import ReconcileLoop, Reconciler
+from workers.agent.scraper import Scraper
+from workers.agent.snapshot import Observer
+from workers.agent.strays import StrayWatch
+from workers.agent.supervisor import Policy
+from workers.agent.tail import LogTailer
+from workers.engines.base import EngineAdapter
+from workers.probes import accelerators
+from workers.probes.host import HostProbe
+from workers.protocol import v1
+
+DEFAULT_ADDRESS = "127.0.0.1"
+_WATCH_SECONDS = 0.5
+_STOOD_STILL_SECONDS = 5.0
+_KEPT_FORGOTTEN_LOGS = 50
+
+logger = logging.getLogger(__name__)
+
+
+class Agent:
+    """The agent of one node. `run` blocks until `stop` is called from a signal or a thread."""
+
+    def __init__(
+        self,
+        home: Home,
+        config: AgentConfig,
+        *,
+        adapters: Mapping[str, EngineAdapter],
+    ) -> None:
+        identity = home.load_identity()
+        if not identity.joined:
+            raise HomeError(f"{home.root} has not joined a fleet yet: join first")
+        home.create()
+        self._lock = HomeLock(home)
+        self._lock.acquire()
+        address = config.address or identity.address or DEFAULT_ADDRESS
+        self._home = home
+        self._identity = identity
+        self._config = msgspec.structs.replace(config, address=address)
+        self._adapters = adapters
+        self._boot_id = str(uuid.uuid4())
+        self._stopping = threading.Event()
+        self._journal = Journal(home.journal_file)
+        self._host = HostProbe(home.root)
+        self._scraper = Scraper()
+        self._runner, self._reconciler = self._build_reconciler()
+        self._loop = ReconcileLoop(self._reconciler)
+        self._foreign = ForeignWatch(identity.node_id, self._own_sessions)
+        self._reporter = Reporter(
+            identity.redis_url,
+            identity.node_id,
+            identity.key,
+            make_hello=self._hello,
+            make_heartbeat=self._heartbeat,
+        )
+        self._tailer = LogTailer(
+            identity.node_id, home.logs, self._journal, self._runner.api_key, self._reporter.submit
+        )
+        reactions = Reactions(
+            wake=self._loop.wake,
+            say_hello=self._reporter.say_hello,
+            report=self._reporter.submit,
+            tail_log=self._tailer.follow,
+        )
+        self._desk = CommandDesk(identity.node_id, identity.key, self._journal, reactions)
+        self._intake = IntakeServer(home, self._desk.take)
+        self._child = IntakeChild(home, self._intake, config.canary_seconds)
+
+    def _build_reconciler(self) -> tuple[AttemptRunner, Reconciler]:
+        node_id, grace = self._identity.node_id, self._config.stop_grace_seconds
+        verifier = ModelVerifier(self._journal)
+        runner = AttemptRunner(
+            home=self._home,
+            identity=self._identity,
+            config=self._config,
+            journal=self._journal,
+            verifier=verifier,
+            adapters=self._adapters,
+        )
+        runner.accelerators = accelerators.discover(node_id, cpu_memory_bytes=self._config.memory_bytes)
+        reconciler = Reconciler(
+            Observer(node_id, self._journal, self._scraper, verifier),
+            runner,
+            self._scraper,
+            StrayWatch(node_id, grace),
+            self._adapters,
+            policy=Policy(stop_grace_seconds=grace),
+            log_cap_bytes=self._config.log_cap_bytes,
+        )
+        return runner, reconciler
+
+    def stop(self) -> None:
+        """Let `run` return. Replicas stay up; the next agent adopts them."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        """Start every part, watch over them, and take them down in order at the end."""
+        logger.info("agent %s starts, node %s", AGENT_VERSION, self._identity.node_id)
+        if self._journal.note_boot(processes.machine_boot_id()):
+            logger.info("the machine was restarted: no earlier process is left")
+        known = [row.replica_id for row in self._journal.replicas()]
+        logs.prune_replicas(self._home.logs, known=known, keep=_KEPT_FORGOTTEN_LOGS)
+        self._scraper.start()
+        self._tailer.start()
+        self._intake.start()
+        self._loop.start()
+        self._foreign.start()
+        self._reporter.start()
+        self._child.start()
+        try:
+            self._watch()
+        finally:
+            self._take_down()
+
+    def _watch(self) -> None:
+        before = time.monotonic()
+        while not self._stopping.wait(_WATCH_SECONDS):
+            now = time.monotonic()
+            # After this whole process stood still, every part looks late; none of them is to blame.
+            if now - before < _STOOD_STILL_SECONDS:
+                self._loop.check()
+                self._child.check(redis_reached=self._reporter.reached)
+            before = now
+
+    def _take_down(self) -> None:
+        self._child.stop()
+        self._intake.stop()
+        self._foreign.stop()
+        self._loop.stop()
+        self._tailer.stop()
+        self._scraper.stop()
+        self._reporter.stop()
+        self._journal.close()
+        self._lock.release()
+        logger.info("agent ended; replicas go on")
+
+    def _own_sessions(self) -> set[int]:
+        return {row.pid for row in self._journal.attempts() if row.pid is not None}
+
+    def _hello(self, reconnect: bool) -> v1.Hello:  # noqa: FBT001 - a callback with one argument
+        return v1.Hello(
+            node_id=self._identity.node_id,
+            boot_id=self._boot_id,
+            major=v1.MAJOR,
+            minor=v1.MINOR,
+            agent_version=AGENT_VERSION,
+            hostname=platform.node(),
+            address=self._config.address,
+            accelerators=self._runner.accelerators,
+            engines=tuple(sorted(self._adapters)),
+            cpu_count=os.cpu_count() or 0,
+            memory_bytes=psutil.virtual_memory().total,
+            labels=self._config.labels,
+            simulated=self._config.simulated,
+            reconnect=reconnect,
+        )
+
+    def _heartbeat(self, sequence: int) -> v1.Heartbeat:
+        return v1.Heartbeat(
+            node_id=self._identity.node_id,
+            boot_id=self._boot_id,
+            lease_epoch=self._desk.lease_epoch,
+            sequence=sequence,
+            sent_at_seconds=_wall_clock_seconds(),
+            applied_revision=self._reconciler.applied_revision,
+            liveness=v1.AgentLiveness(
+                intake_age_seconds=self._intake.age_seconds,
+                intake_restarts=self._child.restarts,
+                reconcile_age_seconds=self._loop.age_seconds,
+                reconcile_restarts=self._loop.restarts,
+                reconcile_error=self._loop.error,
+            ),
+            replicas=self._reconciler.replicas,
+            unknown_processes=(*self._reconciler.unknown, *self._foreign.found),
+            host=self._host.read(),
+        )
+
+
+def _wall_clock_seconds() -> float:
+    """The node's wall clock: shown as skew by the control plane, and used for nothing else."""
+    return datetime.datetime.now(tz=datetime.UTC).timestamp()  # noqa: TID251 - the one place, see above

@@ -1,0 +1,238 @@
+"""Carrying out what the plan says: launches, signals, and the end of an attempt."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from workers.agent import logs, processes
+from workers.agent.config import AgentConfig
+from workers.agent.home import Home, Identity
+from workers.agent.journal import AttemptRow, Journal
+from workers.agent.model_files import ModelMismatchError, ModelVerifier, model_folder
+from workers.agent.ports import NoPortError, PortRange, choose_ports
+from workers.agent.processes import LaunchError, LaunchLabel
+from workers.agent.supervisor import (
+    Action,
+    BeginDrain,
+    CheckModel,
+    Close,
+    Kill,
+    Launch,
+    Terminate,
+    launch_digest,
+)
+from workers.engines import base
+from workers.protocol import digests
+from workers.protocol.v1 import AcceleratorInfo, ReplicaSpec
+
+_KEPT_LOGS = 5
+_TAIL_LINES = 20
+_TAIL_WIDTH = 240
+_REAP_SECONDS = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class AttemptRunner:
+    """Hands and feet of the reconcile loop; it decides nothing."""
+
+    def __init__(
+        self,
+        *,
+        home: Home,
+        identity: Identity,
+        config: AgentConfig,
+        journal: Journal,
+        verifier: ModelVerifier,
+        adapters: Mapping[str, base.EngineAdapter],
+    ) -> None:
+        self._home = home
+        self._identity = identity
+        self._config = config
+        self._journal = journal
+        self._verifier = verifier
+        self._adapters = adapters
+        self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self.accelerators: tuple[AcceleratorInfo, ...] = ()
+        """As discovered; set before the first launch."""
+
+    def api_key(self, replica_id: str, attempt: int) -> str:
+        """Bearer token of an attempt's engine: derived, stored nowhere."""
+        return digests.engine_api_key(self._identity.key, replica_id, attempt)
+
+    def label(self, replica_id: str, attempt: int) -> LaunchLabel:
+        """Launch label of an attempt on this node."""
+        return LaunchLabel(self._identity.node_id, replica_id, attempt)
+
+    def apply(
+        self, action: Action, spec: ReplicaSpec | None, attempt: AttemptRow | None, *, now: float
+    ) -> None:
+        """Do one thing. What goes wrong with a launch is recorded with the replica."""
+        logger.info("%s: %s", type(action).__name__.lower(), action)
+        match action:
+            case CheckModel() | Launch():
+                if spec is not None:  # the plan makes these only for what is wished for
+                    self._begin(action, spec, now)
+            case BeginDrain():
+                self._journal.change_attempt(_key(action), drain_since=now)
+            case Terminate():
+                self._terminate(action, attempt, now)
+            case Kill():
+                self._kill(action, attempt, now)
+            case Close():
+                self._close(action, attempt, now)
+
+    def _begin(self, action: CheckModel | Launch, spec: ReplicaSpec, now: float) -> None:
+        if isinstance(action, Launch):
+            self._launch(action, spec, now)
+        else:
+            self._verifier.start(spec.model, spec.generation)
+
+    # -- launch ----------------------------------------------------------------------------------
+    def _launch(self, action: Launch, spec: ReplicaSpec, now: float) -> None:
+        adapter = self._adapters.get(spec.engine)
+        if adapter is None:
+            known = ", ".join(sorted(self._adapters))
+            self._refuse(spec, f"engine {spec.engine!r} is not known here; known: {known}")
+            return
+        try:
+            row, launch = self._prepare(action, spec, adapter, now)
+        except (base.EngineOptionError, ModelMismatchError) as error:
+            self._refuse(spec, str(error))
+            return
+        except NoPortError as error:
+            logger.warning("%s waits: %s", spec.replica_id, error)
+            return
+        try:
+            self._journal.open_attempt(row)
+        except sqlite3.IntegrityError as error:
+            logger.warning("%s: lease lost (%s), next round", spec.replica_id, error)
+            return
+        self._start(row, launch)
+
+    def _prepare(
+        self, action: Launch, spec: ReplicaSpec, adapter: base.EngineAdapter, now: float
+    ) -> tuple[AttemptRow, base.Launch]:
+        adapter.check_options(spec.engine_options)
+        replica_id, attempt = spec.replica_id, action.attempt
+        host = self._config.address
+        ports = choose_ports(
+            adapter.port_count,
+            ports=PortRange(self._config.port_min, self._config.port_max),
+            seed=f"{self._identity.node_id}:{replica_id}:{attempt}",
+            leased=self._journal.leased_ports(),
+            host=host,
+        )
+        runtime_dir = self._home.run / f"{replica_id}.{attempt}"
+        # Left over from a launch that a crash interrupted: an attempt never reuses anything.
+        shutil.rmtree(runtime_dir, ignore_errors=True)
+        kinds = {accelerator.uuid: accelerator.kind for accelerator in self.accelerators}
+        context = base.LaunchContext(
+            replica_id=replica_id,
+            attempt=attempt,
+            served_model_name=spec.model.name,
+            model_dir=model_folder(spec.model.source),
+            host=host,
+            ports=ports,
+            api_key=self.api_key(replica_id, attempt),
+            runtime_dir=runtime_dir,
+            accelerator_uuids=spec.accelerator_uuids,
+            accelerator_kind=next((kinds[uuid] for uuid in spec.accelerator_uuids if uuid in kinds), "cpu"),
+            memory_bytes=spec.memory_bytes,
+            cpu_threads=self._cpu_threads(),
+        )
+        launch = adapter.build_launch(spec.engine_options, context)
+        row = AttemptRow(
+            replica_id=replica_id,
+            attempt=attempt,
+            generation=spec.generation,
+            launch_digest=launch_digest(spec),
+            engine=spec.engine,
+            ports=ports,
+            host=host,
+            runtime_dir=str(runtime_dir),
+            log_file=str(self._home.logs / replica_id / f"{attempt}.log"),
+            launched_at=now,
+        )
+        return row, launch
+
+    def _start(self, row: AttemptRow, launch: base.Launch) -> None:
+        try:
+            child = processes.start_attempt(
+                launch,
+                self.label(*row.key),
+                runtime_dir=Path(row.runtime_dir),
+                log_file=Path(row.log_file),
+            )
+        except LaunchError as error:
+            self._journal.change_attempt(row.key, stop_reason=str(error), stop_blames_engine=True)
+            return
+        self._children[row.key] = child
+        stat = processes.read_stat(child.pid)
+        ticks = stat.id.start_ticks if stat else None
+        known = self._journal.change_attempt(row.key, pid=child.pid, start_ticks=ticks)
+        if not known:
+            # This loop was thought dead and another one closed the attempt: it must not live on.
+            leader = stat.id if stat else None
+            processes.kill_group(None, processes.members(leader, self.label(*row.key)))
+
+    def _cpu_threads(self) -> int:
+        if self._config.cpu_threads:
+            return self._config.cpu_threads
+        wish = self._journal.wish()
+        share = len(wish.specs) if wish else 1
+        return max(1, (os.cpu_count() or 1) // max(1, share))
+
+    def _refuse(self, spec: ReplicaSpec, reason: str) -> None:
+        logger.warning("%s cannot be launched: %s", spec.replica_id, reason)
+        self._journal.refuse(spec.replica_id, spec.generation, reason)
+
+    # -- end -------------------------------------------------------------------------------------
+    def _terminate(self, action: Terminate, attempt: AttemptRow | None, now: float) -> None:
+        # Written down first: after a crash in between, the grace period runs and SIGKILL follows.
+        self._journal.change_attempt(
+            _key(action),
+            term_sent_at=now,
+            stop_reason=action.why,
+            stop_blames_engine=action.blames_engine,
+        )
+        if attempt is not None and attempt.leader is not None:
+            processes.send(attempt.leader, signal.SIGTERM)
+
+    def _kill(self, action: Kill, attempt: AttemptRow | None, now: float) -> None:
+        self._journal.change_attempt(_key(action), kill_sent_at=now)
+        leader = attempt.leader if attempt else None
+        group = processes.members(leader, self.label(*_key(action)))
+        processes.kill_group(leader, group)
+
+    def _close(self, action: Close, attempt: AttemptRow | None, now: float) -> None:
+        child = self._children.pop(_key(action), None)
+        if child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_REAP_SECONDS)
+        if attempt is None:
+            return
+        runtime_dir, log_file = Path(attempt.runtime_dir), Path(attempt.log_file)
+        tail = logs.last_lines(
+            log_file,
+            count=_TAIL_LINES,
+            width=_TAIL_WIDTH,
+            secrets=[self.api_key(*attempt.key)],
+        )
+        self._journal.close_attempt(
+            action, exit_record=processes.read_exit(runtime_dir), log_tail=tail, now=now
+        )
+        shutil.rmtree(runtime_dir, ignore_errors=True)
+        logs.prune_attempts(log_file.parent, keep=_KEPT_LOGS)
+
+
+def _key(action: Launch | BeginDrain | Terminate | Kill | Close) -> tuple[str, int]:
+    return (action.replica_id, action.attempt)

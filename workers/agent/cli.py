@@ -1,0 +1,162 @@
+"""Command line of the agent."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+from workers.agent import processes
+from workers.agent.agent import DEFAULT_ADDRESS, Agent
+from workers.agent.config import ConfigError, load_config
+from workers.agent.home import Home, HomeError, HomeLock
+from workers.agent.join import JoinError, check_url, join
+from workers.agent.journal import AttemptRow, Journal
+from workers.agent.stopping import stop_replicas
+from workers.engines.registry import ENGINES
+
+ENV_TOKEN = "EXAOPS_JOIN_TOKEN"  # noqa: S105 - the variable's name, not a token
+_FAILED = 1
+_USAGE = 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    home = Home(Path(options.home).resolve())
+    commands = {
+        "join": _join,
+        "run": _run,
+        "stop-replicas": _stop_replicas,
+        "status": _status,
+    }
+    try:
+        return commands[options.command](home, options)
+    except ConfigError as error:
+        _complain(error)
+        return _USAGE
+    except (HomeError, JoinError) as error:
+        _complain(error)
+        return _FAILED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m workers.agent", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    joining = commands.add_parser("join", help=f"join a fleet; the token comes in {ENV_TOKEN}")
+    joining.add_argument("--url", required=True, help="address of the control plane")
+    joining.add_argument("--name", default="", help="name of this node; default: the host's name")
+    joining.add_argument("--address", default=DEFAULT_ADDRESS, help="where its replicas are reached")
+    joining.add_argument("--token-file", type=Path, help=f"file with the token, instead of {ENV_TOKEN}")
+    joining.add_argument("--insecure", action="store_true", help="allow plain http to another machine")
+    running = commands.add_parser("run", help="run the agent in the foreground")
+    stopping = commands.add_parser("stop-replicas", help="end all replicas; the agent must not run")
+    status = commands.add_parser("status", help="show what the journal knows, as JSON")
+    for command in (running, stopping):
+        command.add_argument("--config", type=Path, help="TOML file with settings")
+    for command in (joining, running, stopping, status):
+        command.add_argument("--home", required=True, help="the agent's folder")
+    return parser
+
+
+def _join(home: Home, options: argparse.Namespace) -> int:
+    url = check_url(options.url, insecure=options.insecure)
+    identity = join(home, url=url, token=_token(options), name=options.name, address=options.address)
+    _say({"node_id": identity.node_id, "name": identity.name})
+    return 0
+
+
+def _token(options: argparse.Namespace) -> str:
+    if options.token_file is not None:
+        try:
+            token = options.token_file.read_text().strip()
+        except OSError as error:
+            raise JoinError(f"cannot read {options.token_file}: {error.strerror}") from None
+    else:
+        token = os.environ.get(ENV_TOKEN, "").strip()
+    if not token:
+        raise JoinError(f"no token: set {ENV_TOKEN} or give --token-file")
+    return str(token)
+
+
+def _run(home: Home, options: argparse.Namespace) -> int:
+    config = load_config(options.config, os.environ)
+    agent = Agent(home, config, adapters=ENGINES)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    agent.run()
+    return 0
+
+
+def _stop_replicas(home: Home, options: argparse.Namespace) -> int:
+    config = load_config(options.config, os.environ)
+    identity = home.load_identity()
+    home.create()
+    lock = HomeLock(home)
+    lock.acquire()
+    journal = Journal(home.journal_file)
+    left = stop_replicas(identity.node_id, journal, grace_seconds=config.stop_grace_seconds)
+    journal.close()
+    lock.release()
+    if left:
+        _complain(f"still there: pid {', '.join(map(str, left))}")
+        return _FAILED
+    return 0
+
+
+def _status(home: Home, _options: argparse.Namespace) -> int:
+    identity = home.load_identity()
+    journal = Journal(home.journal_file)
+    wish = journal.wish()
+    _say(
+        {
+            "node_id": identity.node_id,
+            "name": identity.name,
+            "joined": identity.joined,
+            "agent_pid": _agent_pid(home),
+            "revision": wish.revision if wish else None,
+            "lease_epoch": wish.lease_epoch if wish else None,
+            "attempts": [_attempt_status(row) for row in journal.attempts()],
+        }
+    )
+    journal.close()
+    return 0
+
+
+def _attempt_status(row: AttemptRow) -> dict[str, object]:
+    leader = row.leader
+    return {
+        "replica_id": row.replica_id,
+        "attempt": row.attempt,
+        "generation": row.generation,
+        "pid": processes.read_engine_pid(Path(row.runtime_dir)),
+        "shim_pid": row.pid,
+        "alive": leader is not None and processes.is_alive(leader),
+        "address": f"{row.host}:{row.ports[0]}" if row.ports else "",
+        "log": row.log_file,
+    }
+
+
+def _agent_pid(home: Home) -> int | None:
+    """Pid of the agent that holds the home's lock, if one does."""
+    lock = HomeLock(home)
+    try:
+        lock.acquire()
+    except HomeError:
+        return int(home.lock_file.read_text() or 0) or None
+    lock.release()
+    return None
+
+
+def _say(facts: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+
+
+def _complain(text: object) -> None:
+    sys.stderr.write(f"agent: {text}\n")

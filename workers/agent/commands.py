@@ -1,0 +1,153 @@
+"""What the agent does with each command: check, journal, act, answer."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.agent.journal import Journal, Wish
+from workers.agent.supervisor import merge_wish
+from workers.protocol import v1
+
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a command."""
+
+    outcome: str
+    reason: str = ""
+    silent: bool = False
+    """A canary that changed nothing: answered to the sender, not reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reactions:
+    """What commands set in motion elsewhere in the agent."""
+
+    wake: Callable[[], None]
+    say_hello: Callable[[], None]
+    report: Callable[[v1.Report], None]
+    tail_log: Callable[[v1.TailLog], None]
+
+
+class CommandDesk:
+    """Takes sealed commands in."""
+
+    def __init__(self, node_id: str, node_key: bytes, journal: Journal, reactions: Reactions) -> None:
+        self._node_id = node_id
+        self._node_key = node_key
+        self._journal = journal
+        self._reactions = reactions
+        self._lock = threading.Lock()
+
+    @property
+    def lease_epoch(self) -> int:
+        """Newest lease epoch that was taken in; 0 before the first."""
+        wish = self._journal.wish()
+        return wish.lease_epoch if wish else 0
+
+    def take(self, data: bytes) -> str:
+        """Take one command in; returns the outcome in words. Never raises for a bad message."""
+        try:
+            envelope = v1.open_envelope(data)
+            if envelope.node_id != self._node_id:
+                raise v1.ForgedMessageError(f"addressed to node {envelope.node_id}")
+            command = v1.decode_command(envelope, node_key=self._node_key)
+        except v1.ProtocolError as error:
+            logger.warning("refused a message: %s", error)
+            return f"refused: {error}"
+        with self._lock:
+            answer = self._answer(command)
+        if not answer.silent:
+            self._reactions.report(
+                v1.CommandResult(
+                    node_id=self._node_id,
+                    command_id=command.command_id,
+                    outcome=answer.outcome,
+                    reason=answer.reason,
+                )
+            )
+        return f"{answer.outcome}: {answer.reason}" if answer.reason else answer.outcome
+
+    def _answer(self, command: v1.Command) -> Answer:
+        known = self._journal.find_outcome(command.command_id)
+        if known is not None:
+            return Answer(*known)  # delivered twice: said again, not done again
+        try:
+            answer = self._carry_out(command)
+        except sqlite3.Error as error:
+            # Not remembered: the same command may come again and then succeed.
+            logger.exception("command %s failed", command.command_id)
+            return Answer("failed", f"journal: {error}")
+        if not answer.silent:
+            self._journal.save_outcome(command.command_id, answer.outcome, answer.reason)
+        return answer
+
+    def _carry_out(self, command: v1.Command) -> Answer:
+        match command:
+            case v1.RequestHello():  # asked for when the lease is in doubt, so no epoch is checked
+                logger.info("hello asked for: %s", command.reason)
+                self._reactions.say_hello()
+                return Answer("done")
+            case v1.ApplyDesired():
+                return self._fenced(command) or self._apply_desired(command)
+            case v1.TailLog():
+                return self._fenced(command) or self._tail_log(command)
+            case v1.ForgetReplica():
+                return self._fenced(command) or self._forget(command)
+
+    def _fenced(self, command: v1.Command) -> Answer | None:
+        epoch = self.lease_epoch
+        if command.lease_epoch >= epoch:
+            return None
+        return Answer("refused", f"lease epoch {command.lease_epoch} is over; now {epoch}")
+
+    def _apply_desired(self, command: v1.ApplyDesired) -> Answer:
+        for spec in command.replicas:
+            if not _SAFE_ID.fullmatch(spec.replica_id):
+                return Answer("refused", f"replica id {spec.replica_id!r} is not usable")
+        before = self._journal.wish()
+        if before is not None and command.revision < before.revision:
+            # The lease may be newer although the wish is not.
+            self._journal.save_wish(
+                Wish(revision=before.revision, lease_epoch=command.lease_epoch, specs=before.specs)
+            )
+            return Answer("done", f"revision {before.revision} is known already")
+        wish = Wish(
+            revision=command.revision,
+            lease_epoch=command.lease_epoch,
+            specs=merge_wish(before.specs if before else (), command.replicas),
+        )
+        if wish == before:
+            return Answer("done", silent=True)
+        self._journal.save_wish(wish)
+        self._reactions.wake()
+        return Answer("done")
+
+    def _tail_log(self, command: v1.TailLog) -> Answer:
+        if not _SAFE_ID.fullmatch(command.replica_id):
+            return Answer("refused", f"replica id {command.replica_id!r} is not usable")
+        self._reactions.tail_log(command)
+        return Answer("done")
+
+    def _forget(self, command: v1.ForgetReplica) -> Answer:
+        wish = self._journal.wish()
+        wanted = {spec.replica_id for spec in wish.specs} if wish else set()
+        kept = [
+            replica_id
+            for replica_id in command.replica_ids
+            # Forgetting a wanted one would begin its attempts, and their tokens, from 1 again.
+            if replica_id in wanted or not self._journal.forget_replica(replica_id)
+        ]
+        self._reactions.wake()
+        if kept:
+            return Answer("failed", f"still wanted or not gone: {', '.join(kept)}")
+        return Answer("done")

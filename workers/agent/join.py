@@ -1,0 +1,122 @@
+"""Joining a fleet: a one-time token against the node key."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import logging
+import platform
+from urllib.parse import urlsplit
+
+import msgspec
+import urllib3
+
+from workers.agent import AGENT_VERSION
+from workers.agent.home import Home, Identity
+from workers.protocol import v1
+
+_PATH = "/api/v1/agent/join"
+_CONNECT_SECONDS = 5.0
+_READ_SECONDS = 15.0
+_CREATED = 201
+_SHOWN_CHARACTERS = 300
+
+logger = logging.getLogger(__name__)
+
+
+class JoinError(Exception):
+    """Joining did not work; the text says why and holds no secret."""
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The control plane's answer."""
+
+    node_id: str
+    name: str
+    node_key: str
+    key_epoch: int
+    redis_url: str
+
+    def __repr__(self) -> str:
+        return f"Welcome(node_id={self.node_id!r}, name={self.name!r})"
+
+
+def check_url(url: str, *, insecure: bool) -> str:
+    """Return the control plane's URL. Raises `JoinError` where the token would go in the clear."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise JoinError(f"{url!r} is no http(s) address")
+    if parts.scheme == "http" and not insecure and not _is_loopback(parts.hostname):
+        raise JoinError(
+            f"{parts.hostname} is not this machine: use https (or --insecure on a trusted network)"
+        )
+    return url.rstrip("/")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def join(home: Home, *, url: str, token: str, name: str, address: str) -> Identity:
+    """Trade the token for the node key and keep it. Raises `JoinError`.
+
+    The node's id is made before the first try and stays, so a try that was cut off can be repeated.
+    """
+    before = home.ensure_identity()
+    body = {
+        "token": token,
+        "node_id": before.node_id,
+        "name": name or before.name or platform.node(),
+        "hostname": platform.node(),
+        "address": address,
+        "agent_version": AGENT_VERSION,
+        "major": v1.MAJOR,
+        "minor": v1.MINOR,
+    }
+    welcome = _ask(url + _PATH, body)
+    if welcome.node_id != before.node_id:
+        raise JoinError("the control plane answered for another node")
+    identity = Identity(
+        node_id=welcome.node_id,
+        name=welcome.name,
+        address=address,
+        node_key=welcome.node_key,
+        key_epoch=welcome.key_epoch,
+        redis_url=welcome.redis_url,
+    )
+    home.save_identity(identity)
+    return identity
+
+
+def _ask(url: str, body: dict[str, object]) -> Welcome:
+    timeout = urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS)
+    with urllib3.PoolManager(timeout=timeout, retries=False) as pool:
+        try:
+            response = pool.request("POST", url, json=body, redirect=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise JoinError(f"cannot reach {url}: {type(error).__name__}") from None
+    if response.status != _CREATED:
+        raise JoinError(f"refused with status {response.status}: {_detail(response.data)}")
+    try:
+        welcome = msgspec.json.decode(response.data, type=Welcome)
+        key = bytes.fromhex(welcome.node_key)
+    except (msgspec.DecodeError, ValueError):
+        raise JoinError("the control plane's answer cannot be read") from None
+    if len(key) != 32:  # noqa: PLR2004 - the size that the key derivation makes
+        raise JoinError("the control plane's answer holds no node key")
+    return welcome
+
+
+def _detail(data: bytes) -> str:
+    """The server's own words, as far as they are fit for a terminal."""
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return "no reason given"
+    detail = answer.get("detail", answer) if isinstance(answer, dict) else answer
+    return "".join(c for c in str(detail)[:_SHOWN_CHARACTERS] if c.isprintable())

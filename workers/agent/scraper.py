@@ -1,0 +1,199 @@
+"""Asks every replica about once a second how it is, without ever waiting for a slow one."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import urllib3
+
+from workers.agent import processes
+from workers.agent.probing import Answer, Outcome, ProbeState, advance
+from workers.agent.supervisor import Probe
+from workers.engines.base import EngineAdapter, EngineSample
+
+WINDOW_SECONDS = 10.0
+_READY_INTERVAL_SECONDS = 1.0
+_STARTING_INTERVAL_SECONDS = 0.25
+_CONNECT_SECONDS = 1.0
+_READ_SECONDS = 2.0
+_MAX_PAGE_BYTES = 4 * 1024 * 1024
+_THREADS = 16
+_OK = 200
+
+logger = logging.getLogger(__name__)
+
+Key = tuple[str, int]
+"""Replica id and attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An attempt to probe."""
+
+    key: Key
+    host: str
+    port: int
+    adapter: EngineAdapter
+    leader: processes.ProcessId
+    label: processes.LaunchLabel
+    api_key: str = field(repr=False)
+    was_ready_at_seconds: float | None = None
+    """Set for an attempt that was ready before this agent started: it still is until shown not."""
+
+
+@dataclass(slots=True)
+class _Watched:
+    target: Target
+    pool: urllib3.HTTPConnectionPool
+    state: ProbeState
+    due_at: float = 0.0
+    in_flight: bool = False
+    owned: bool = False
+
+
+class Scraper:
+    """Probes the attempts it is told to watch; readers take an immutable state of each."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._watched: dict[Key, _Watched] = {}
+        self._wake = threading.Event()
+        self._stopping = threading.Event()
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="probe")
+        self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
+
+    def start(self) -> None:
+        """Start probing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop probing; returns when no probe is under way."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.watch(())
+
+    def watch(self, targets: Iterable[Target]) -> None:
+        """Probe exactly these from now on; what is known of those that stay is kept."""
+        wanted = {target.key: target for target in targets}
+        with self._lock:
+            for key in self._watched.keys() - wanted.keys():
+                self._watched.pop(key).pool.close()
+            fresh = wanted.keys() - self._watched.keys()
+            for key in fresh:
+                self._watched[key] = _begin(wanted[key])
+        if fresh:
+            self._wake.set()
+
+    def state(self, key: Key) -> ProbeState:
+        """Return what is known of one attempt."""
+        with self._lock:
+            watched = self._watched.get(key)
+            return ProbeState() if watched is None else watched.state
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            for watched in self._due(time.monotonic()):
+                self._pool.submit(self._probe, watched)
+            self._wake.wait(_STARTING_INTERVAL_SECONDS / 2)
+            self._wake.clear()
+
+    def _due(self, now: float) -> list[_Watched]:
+        with self._lock:
+            due = [w for w in self._watched.values() if not w.in_flight and w.due_at <= now]
+            for watched in due:
+                watched.in_flight = True
+                ready = watched.state.probe is Probe.READY
+                pause = _READY_INTERVAL_SECONDS if ready else _STARTING_INTERVAL_SECONDS
+                watched.due_at = now + pause
+            return due
+
+    def _probe(self, watched: _Watched) -> None:
+        try:
+            outcome = _ask(watched)
+            now = time.monotonic()
+            with self._lock:
+                watched.state = advance(watched.state, outcome, now=now, window_seconds=WINDOW_SECONDS)
+        except Exception:  # top of a probe: one replica's odd answer must not end the others'
+            logger.exception("probing %s failed", watched.target.key)
+        finally:
+            with self._lock:
+                watched.in_flight = False
+
+
+def _begin(target: Target) -> _Watched:
+    pool = urllib3.HTTPConnectionPool(
+        target.host,
+        target.port,
+        maxsize=1,
+        timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
+        retries=False,
+        headers={"Authorization": f"Bearer {target.api_key}"},
+    )
+    state = ProbeState()
+    if target.was_ready_at_seconds is not None:
+        state = ProbeState(probe=Probe.READY, ready_at_seconds=target.was_ready_at_seconds)
+    return _Watched(target, pool, state)
+
+
+def _ask(watched: _Watched) -> Outcome:
+    """One round: is the port open and ours, is the engine ready, what do its metrics say."""
+    target = watched.target
+    if not watched.owned:
+        if not processes.is_answered(target.host, target.port):
+            return Outcome(Answer.CLOSED)
+        # Before anything is sent: a stranger on the port must get neither the token nor our trust.
+        group = processes.members(target.leader, target.label)
+        if not processes.listens(group, target.port):
+            return Outcome(Answer.FOREIGN, f"port {target.port}")
+        watched.owned = True
+    try:
+        status, _page = _get(watched.pool, target.adapter.health_path)
+    except urllib3.exceptions.HTTPError as error:
+        return _failed(watched, error)
+    if status != _OK:
+        return Outcome(Answer.NOT_READY, f"status {status}")
+    sample, note = _scrape(watched)
+    return Outcome(Answer.READY, sample=sample, note=note)
+
+
+def _failed(watched: _Watched, error: urllib3.exceptions.HTTPError) -> Outcome:
+    if isinstance(error, urllib3.exceptions.NewConnectionError):
+        watched.owned = False  # the port was given up; whoever opens it next is looked at again
+        return Outcome(Answer.CLOSED)
+    if isinstance(error, urllib3.exceptions.TimeoutError):
+        return Outcome(Answer.TIMEOUT)
+    return Outcome(Answer.BROKEN, type(error).__name__)
+
+
+def _scrape(watched: _Watched) -> tuple[EngineSample | None, str]:
+    adapter = watched.target.adapter
+    try:
+        status, page = _get(watched.pool, adapter.metrics_path)
+    except urllib3.exceptions.TimeoutError:
+        return None, "busy: metrics answered late"
+    except urllib3.exceptions.HTTPError as error:
+        return None, f"metrics: {type(error).__name__}"
+    if status != _OK:
+        return None, f"metrics disabled ({status})"
+    if len(page) > _MAX_PAGE_BYTES:
+        return None, f"metrics page over {_MAX_PAGE_BYTES} bytes"
+    return adapter.parse_metrics(page.decode("utf-8", "replace")), ""
+
+
+def _get(pool: urllib3.HTTPConnectionPool, path: str) -> tuple[int, bytes]:
+    response = pool.urlopen("GET", path, preload_content=False, redirect=False)
+    try:
+        body = response.read(_MAX_PAGE_BYTES + 1)
+        if len(body) > _MAX_PAGE_BYTES:
+            response.close()  # what is left unread must not be taken for the next answer
+    finally:
+        response.release_conn()
+    return response.status, body

@@ -1,0 +1,404 @@
+"""What to do next for each replica: a pure function of the wish, the facts and the time.
+
+Nothing here starts, stops or reads anything. Times are monotonic seconds of this boot of the
+machine. Safety before liveness: an attempt is only ever launched while no attempt of the replica
+is open, and one is closed only when no process of it is left.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import msgspec
+
+from workers.protocol.v1 import ObservedState, ReplicaSpec, WantedState
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient the agent is."""
+
+    backoff_base_seconds: float = 0.5
+    backoff_cap_seconds: float = 60.0
+    crash_limit: int = 6
+    """Crashes in a row after which a generation is given up."""
+    stable_seconds: float = 30.0
+    """Ready for this long, and earlier crashes are forgotten."""
+    stop_grace_seconds: float = 10.0
+    """From SIGTERM to SIGKILL."""
+    kill_again_seconds: float = 2.0
+    idle_scrapes_to_stop: int = 2
+    port_conflict_limit: int = 5
+    """Lost ports in a row that are forgiven; the next ones count as crashes."""
+
+    def backoff_seconds(self, crashes: int) -> float:
+        """Pause after so many crashes in a row: doubles each time, up to the cap."""
+        if crashes <= 0:
+            return 0.0
+        doublings = min(crashes - 1, 32)
+        return min(self.backoff_cap_seconds, self.backoff_base_seconds * float(2**doublings))
+
+
+class Probe(enum.Enum):
+    """What the engine's port says."""
+
+    CLOSED = "closed"
+    LOADING = "loading"
+    READY = "ready"
+    UNREACHABLE = "unreachable"
+    """Was ready, and now refuses or denies it three times in a row."""
+
+
+class ModelCheck(enum.Enum):
+    """Whether the model's files on this node are what the wish says."""
+
+    UNKNOWN = "unknown"
+    RUNNING = "running"
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Ending(enum.Enum):
+    """Why an attempt is over; only the first one counts towards the crash limit."""
+
+    CRASHED = "crashed"
+    STOPPED = "stopped"
+    PORT_TAKEN = "port_taken"
+    INTERRUPTED = "interrupted"
+    """The agent died between writing the attempt down and starting it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    """An open attempt, as journal, process table and probes show it."""
+
+    attempt: int
+    launch_digest: str
+    launched_at_seconds: float
+    pids: tuple[int, ...]
+    """Living processes of the attempt, shim included."""
+    started: bool = True
+    """False if its process was never seen."""
+    engine_ended: bool = False
+    """The main process's end is on record; what still lives is left over."""
+    exit_text: str = ""
+    probe: Probe = Probe.CLOSED
+    probe_reason: str = ""
+    ready_at_seconds: float | None = None
+    idle_scrapes: int = 0
+    """Scrapes in a row, since the drain began, that saw no open request."""
+    port_taken: bool = False
+    drain_since_seconds: float | None = None
+    term_sent_at_seconds: float | None = None
+    kill_sent_at_seconds: float | None = None
+    stop_reason: str = ""
+    stop_blames_engine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """One replica: what is wanted of it, and what is remembered of its past."""
+
+    replica_id: str
+    spec: ReplicaSpec | None
+    """`None`: the wish does not name it."""
+    generation: int = 0
+    """The generation that the counters below belong to."""
+    last_attempt: int = 0
+    crashes: int = 0
+    port_conflicts: int = 0
+    last_ended_at_seconds: float | None = None
+    last_exit_text: str = ""
+    refusal: str = ""
+    """Why this generation cannot be launched at all."""
+    model: ModelCheck = ModelCheck.UNKNOWN
+    model_reason: str = ""
+    stray_pids: tuple[int, ...] = ()
+    """Processes of this replica that no open attempt knows; nothing is launched beside them."""
+    attempt: AttemptFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckModel:
+    """Begin to verify the model's files."""
+
+    replica_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Lease ports and start an attempt."""
+
+    replica_id: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDrain:
+    """Start the drain's clock."""
+
+    replica_id: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """SIGTERM to the engine; the grace period begins."""
+
+    replica_id: str
+    attempt: int
+    why: str
+    blames_engine: bool = False
+    """The end that follows counts as a crash."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL to every process of the attempt."""
+
+    replica_id: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """No process is left: write the end down, free the ports, remove the runtime folder."""
+
+    replica_id: str
+    attempt: int
+    ending: Ending
+    crashes: int
+    """The replica's crash count from now on."""
+    port_conflicts: int
+    why: str
+
+
+Action: TypeAlias = CheckModel | Launch | BeginDrain | Terminate | Kill | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do for one replica now, and how it stands."""
+
+    replica_id: str
+    state: ObservedState
+    reason: str = ""
+    actions: tuple[Action, ...] = ()
+    retry_in_seconds: float | None = None
+
+
+def launch_digest(spec: ReplicaSpec) -> str:
+    """Digest of all in a wish that a running engine cannot change; another one means a relaunch."""
+    parts = (
+        spec.model,
+        spec.engine,
+        spec.engine_options,
+        spec.accelerator_uuids,
+        spec.memory_bytes,
+    )
+    body = msgspec.json.encode(parts, order="deterministic")
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+def merge_wish(known: Iterable[ReplicaSpec], wanted: Iterable[ReplicaSpec]) -> tuple[ReplicaSpec, ...]:
+    """The new wish, in which no replica falls back to an older generation than is known."""
+    newest = {spec.replica_id: spec for spec in known}
+    merged = {}
+    for spec in wanted:
+        before = newest.get(spec.replica_id)
+        merged[spec.replica_id] = before if before and before.generation > spec.generation else spec
+    return tuple(merged[key] for key in sorted(merged))
+
+
+def plan(
+    replicas: Iterable[ReplicaFacts], *, wish_known: bool, now: float, policy: Policy
+) -> tuple[Decision, ...]:
+    """Decide for every replica, each on its own, in the order of their ids.
+
+    Until a wish is known, nothing is stopped for not being in it.
+    """
+    ordered = sorted(replicas, key=lambda facts: facts.replica_id)
+    return tuple(_plan_one(facts, wish_known, now, policy) for facts in ordered)
+
+
+def _plan_one(
+    facts: ReplicaFacts,
+    wish_known: bool,  # noqa: FBT001 - private, and handed through by position
+    now: float,
+    policy: Policy,
+) -> Decision:
+    attempt = facts.attempt
+    if attempt is None:
+        return _plan_idle(facts, now, policy)
+    if not attempt.pids:
+        return _close(facts, attempt, now, policy)
+    if attempt.engine_ended or attempt.term_sent_at_seconds is not None:
+        return _finish_off(facts, attempt, now, policy)
+    if facts.spec is not None:
+        return _follow_wish(facts, attempt, facts.spec, now, policy)
+    if wish_known:
+        return _terminate(facts, attempt, "not wanted on this node any more")
+    return _watch(facts, attempt, "no wish received yet; left alone")
+
+
+def _follow_wish(
+    facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float, policy: Policy
+) -> Decision:
+    match spec.wanted:
+        case WantedState.STOP:
+            return _terminate(facts, attempt, "stop was asked for")
+        case WantedState.DRAIN:
+            return _drain(facts, attempt, spec, now, policy)
+        case WantedState.RUN:
+            if attempt.launch_digest != launch_digest(spec):
+                return _drain(facts, attempt, spec, now, policy)
+            return _keep_running(facts, attempt, spec, now)
+
+
+def _keep_running(facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float) -> Decision:
+    late = now - attempt.launched_at_seconds > spec.start_seconds
+    if attempt.ready_at_seconds is None and late:
+        why = f"not ready after {spec.start_seconds:g} s"
+        return _terminate(facts, attempt, why, blames_engine=True)
+    return _watch(facts, attempt, "")
+
+
+def _watch(facts: ReplicaFacts, attempt: AttemptFacts, reason: str) -> Decision:
+    states = {
+        Probe.CLOSED: ObservedState.STARTING,
+        Probe.LOADING: ObservedState.LOADING,
+        Probe.READY: ObservedState.READY,
+        Probe.UNREACHABLE: ObservedState.LOADING,
+    }
+    return Decision(facts.replica_id, states[attempt.probe], reason or attempt.probe_reason)
+
+
+def _drain(
+    facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float, policy: Policy
+) -> Decision:
+    goal = "relaunch with the new wish" if spec.wanted is WantedState.RUN else "stop"
+    if attempt.ready_at_seconds is None:
+        return _terminate(facts, attempt, f"{goal}: never was ready, so nothing is open")
+    if attempt.drain_since_seconds is None:
+        begin = BeginDrain(facts.replica_id, attempt.attempt, f"drain, then {goal}")
+        return Decision(facts.replica_id, ObservedState.DRAINING, begin.why, (begin,))
+    if attempt.idle_scrapes >= policy.idle_scrapes_to_stop:
+        return _terminate(facts, attempt, f"{goal}: no request is open")
+    left = attempt.drain_since_seconds + spec.drain_seconds - now
+    if left <= 0:
+        return _terminate(facts, attempt, f"{goal}: {spec.drain_seconds:g} s to drain are over")
+    return Decision(facts.replica_id, ObservedState.DRAINING, f"open requests may end; {left:.0f} s left")
+
+
+def _terminate(
+    facts: ReplicaFacts, attempt: AttemptFacts, why: str, *, blames_engine: bool = False
+) -> Decision:
+    action = Terminate(facts.replica_id, attempt.attempt, why, blames_engine)
+    return Decision(facts.replica_id, ObservedState.STOPPING, why, (action,))
+
+
+def _finish_off(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Policy) -> Decision:
+    """The attempt is ending: SIGKILL after the grace, again and again until all are gone."""
+    pids = ", ".join(map(str, attempt.pids[:8]))
+    if attempt.kill_sent_at_seconds is not None:
+        due = attempt.kill_sent_at_seconds + policy.kill_again_seconds
+        reason = f"killed; waiting for pid {pids} to go"
+    elif attempt.engine_ended:
+        due = now
+        reason = f"engine ended; killing what it left: pid {pids}"
+    else:
+        due = (attempt.term_sent_at_seconds or 0.0) + policy.stop_grace_seconds
+        reason = attempt.stop_reason
+    if now < due:
+        return Decision(facts.replica_id, ObservedState.STOPPING, reason)
+    kill = Kill(facts.replica_id, attempt.attempt, reason)
+    return Decision(facts.replica_id, ObservedState.STOPPING, reason, (kill,))
+
+
+def _close(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Policy) -> Decision:
+    ending = _ending(facts, attempt, policy)
+    was_ready = attempt.ready_at_seconds
+    stable = was_ready is not None and now - was_ready >= policy.stable_seconds
+    crashes = 0 if stable else facts.crashes
+    conflicts = 0 if was_ready is not None else facts.port_conflicts
+    if ending is Ending.CRASHED:
+        crashes += 1
+    elif ending is Ending.PORT_TAKEN:
+        conflicts += 1
+    why = attempt.stop_reason or attempt.exit_text or "ended; nobody saw how"
+    close = Close(facts.replica_id, attempt.attempt, ending, crashes, conflicts, why)
+    stays_down = facts.spec is None or facts.spec.wanted is not WantedState.RUN
+    state = ObservedState.STOPPED if stays_down else ObservedState.BACKING_OFF
+    return Decision(facts.replica_id, state, why, (close,))
+
+
+def _ending(facts: ReplicaFacts, attempt: AttemptFacts, policy: Policy) -> Ending:
+    if attempt.stop_blames_engine:
+        return Ending.CRASHED
+    if not attempt.started:
+        return Ending.INTERRUPTED
+    draining = attempt.drain_since_seconds is not None
+    if attempt.term_sent_at_seconds is not None or draining:
+        return Ending.STOPPED
+    never_ready = attempt.ready_at_seconds is None
+    if attempt.port_taken and never_ready and facts.port_conflicts < policy.port_conflict_limit:
+        return Ending.PORT_TAKEN
+    return Ending.CRASHED
+
+
+def _plan_idle(facts: ReplicaFacts, now: float, policy: Policy) -> Decision:
+    """No attempt is open: launch, or say why not."""
+    spec = facts.spec
+    if spec is None or spec.wanted is not WantedState.RUN:
+        return Decision(facts.replica_id, ObservedState.STOPPED, facts.last_exit_text)
+    same = spec.generation == facts.generation
+    crashes = facts.crashes if same else 0
+    given_up = _given_up(facts, crashes, policy) if same else ""
+    if given_up:
+        return Decision(facts.replica_id, ObservedState.FAILED, given_up)
+    if facts.stray_pids:
+        reason = f"a process of an earlier launch must go first: pid {facts.stray_pids[0]}"
+        return Decision(facts.replica_id, ObservedState.WAITING, reason)
+    return _back_off_then_launch(facts, crashes, now, policy)
+
+
+def _back_off_then_launch(facts: ReplicaFacts, crashes: int, now: float, policy: Policy) -> Decision:
+    ended = facts.last_ended_at_seconds
+    wait = 0.0 if ended is None else ended + policy.backoff_seconds(crashes) - now
+    if wait > 0:
+        reason = f"crash {crashes} of {policy.crash_limit}: {facts.last_exit_text}"
+        return Decision(facts.replica_id, ObservedState.BACKING_OFF, reason, retry_in_seconds=wait)
+    return _check_model_then_launch(facts, crashes)
+
+
+def _given_up(facts: ReplicaFacts, crashes: int, policy: Policy) -> str:
+    if facts.refusal:
+        return facts.refusal
+    if crashes >= policy.crash_limit:
+        return f"ended {crashes} times in a row, given up: {facts.last_exit_text}"
+    return ""
+
+
+def _check_model_then_launch(facts: ReplicaFacts, crashes: int) -> Decision:
+    match facts.model:
+        case ModelCheck.BAD:
+            return Decision(facts.replica_id, ObservedState.FAILED, facts.model_reason)
+        case ModelCheck.UNKNOWN:
+            check = CheckModel(facts.replica_id, "model files must be verified first")
+            return Decision(facts.replica_id, ObservedState.WAITING, check.why, (check,))
+        case ModelCheck.RUNNING:
+            return Decision(
+                facts.replica_id, ObservedState.WAITING, facts.model_reason or "verifying the model"
+            )
+        case ModelCheck.GOOD:
+            why = f"relaunch after crash {crashes}" if crashes else "wanted and not running"
+            launch = Launch(facts.replica_id, facts.last_attempt + 1, why)
+            return Decision(facts.replica_id, ObservedState.STARTING, why, (launch,))
