@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
+from django.core.exceptions import ValidationError
 from django.db import DatabaseError, InterfaceError, OperationalError
 
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView, fingerprint
@@ -51,17 +52,20 @@ class Ingest:
         publisher: LivePublisher,
         state: FleetState,
         queue: KeyQueue,
+        *,
+        block_seconds: float = 0.5,
     ) -> None:
         self._source = source
         self._link = link
         self._publisher = publisher
         self._state = state
         self._queue = queue
+        self._block_seconds = block_seconds
         self.last_read_seconds = time.monotonic()
 
     def step(self) -> None:
         """Read one batch and record it."""
-        batch = self._source.read(limit=BATCH_REPORTS, block_seconds=0.5)
+        batch = self._source.read(limit=BATCH_REPORTS, block_seconds=self._block_seconds)
         self.last_read_seconds = time.monotonic()
         for report in _newest(batch):
             self._record(report)
@@ -80,7 +84,7 @@ class Ingest:
                     self._publisher.append_log(report)
         except (OperationalError, InterfaceError):
             raise  # the store is away: the batch comes again
-        except (DatabaseError, Node.DoesNotExist, ValueError):
+        except (DatabaseError, Node.DoesNotExist, ValidationError, ValueError):
             _log.exception("event=report_not_recorded kind=%s", type(report).__name__)
 
     def _take_hello(self, hello: HelloReport, now: datetime) -> None:
@@ -135,7 +139,7 @@ class Ingest:
             replica = record_observation(seen, node_id=UUID(view.node_id), actor=actor, now=now)
         except (OperationalError, InterfaceError):
             raise
-        except (DatabaseError, ValueError):
+        except (DatabaseError, ValidationError, ValueError):
             # One that cannot be recorded must not keep the others from being.
             _log.exception("event=sighting_not_recorded replica=%s", seen.replica_id)
             return
