@@ -128,9 +128,7 @@ def test_deleted_deployment_leaves_the_list_but_not_the_record(
 
 
 @pytest.mark.usefixtures("node")
-def test_plan_explains_its_steps_and_changes_nothing(
-    viewer: JsonClient, deployment: Deployment
-) -> None:
+def test_plan_explains_its_steps_and_changes_nothing(viewer: JsonClient, deployment: Deployment) -> None:
     plan = viewer.post(url(deployment, "plan"), {"replicas": 3})
     assert plan.status_code == 200, plan.json()
     [step] = plan.json()["steps"]
