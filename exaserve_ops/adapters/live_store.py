@@ -71,10 +71,6 @@ class RedisLiveReader:
         self._async = redis.asyncio.Redis.from_url(url, socket_timeout=5, health_check_interval=30)
         self._sync = redis.Redis.from_url(url, socket_timeout=5, health_check_interval=30)
 
-    async def fetch_layout(self) -> bytes | None:
-        """Newest heatmap layout."""
-        return cast("bytes | None", await self._async.get(LAYOUT_KEY))
-
     async def fetch_frame(self) -> bytes | None:
         """Newest value frame."""
         return cast("bytes | None", await self._async.get(FRAME_KEY))
@@ -105,6 +101,13 @@ class RedisLiveReader:
         except redis.RedisError:
             return None
         return cast("dict[str, Any]", json.loads(raw)) if raw else None
+
+    def read_layout(self) -> bytes | None:
+        """Newest heatmap layout; `None` where there is none, or Redis is away."""
+        try:
+            return cast("bytes | None", self._sync.get(LAYOUT_KEY))
+        except redis.RedisError:
+            return None
 
     def read_summary(self) -> dict[str, Any] | None:
         """The newest summary; `None` where there is none, or Redis is away."""

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """A batch of lines of a replica's log; `position` orders entries and resumes a reader."""
-
-    position: str
-    attempt: int
-    lines: tuple[str, ...]
-    dropped_lines: int
+from exaserve_ops.serving.services.models import ModelFacts
+from exaserve_ops.telemetry.domain.pictures import LogEntry
 
 
 class LiveReader(Protocol):
     """Reads what the controllers publish for live pages."""
-
-    async def fetch_layout(self) -> bytes | None:
-        """Newest heatmap layout: JSON text with `version`, `statuses`, `metrics`, `rows`, `columns`."""
-        ...
 
     async def fetch_frame(self) -> bytes | None:
         """Newest value frame, as `telemetry.domain.frames` describes."""
@@ -37,6 +25,10 @@ class LiveReader(Protocol):
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         """Last telemetry of a node and its replicas, for a page; `None` where nothing was reported."""
+        ...
+
+    def read_layout(self) -> bytes | None:
+        """Newest heatmap layout: JSON text with `version`, `statuses`, `metrics`, `rows`, `columns`."""
         ...
 
     def read_summary(self) -> dict[str, Any] | None:
@@ -58,3 +50,30 @@ def live_reader() -> LiveReader:
     if _Slot.reader is None:
         raise RuntimeError("no live reader: the entry point must call wiring.connect_pages()")
     return _Slot.reader
+
+
+class ModelFolderReader(Protocol):
+    """Reads a model's folder on the control-plane machine."""
+
+    def read(self, path: str) -> ModelFacts:
+        """Files and architecture of the model in a folder.
+
+        Raises `InvalidInputError` (field `path`) where the folder holds no model that can be served.
+        """
+        ...
+
+
+class _FolderSlot:
+    reader: ModelFolderReader | None = None
+
+
+def use_model_folder_reader(reader: ModelFolderReader) -> None:
+    """Hand in the reader that the model form uses."""
+    _FolderSlot.reader = reader
+
+
+def model_folder_reader() -> ModelFolderReader:
+    """Return the reader. Raises `RuntimeError` where the wiring has not handed one in."""
+    if _FolderSlot.reader is None:
+        raise RuntimeError("no model folder reader: the entry point must call wiring.connect_pages()")
+    return _FolderSlot.reader

@@ -74,6 +74,7 @@ TEMPLATES = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
+                "exaserve_ops.dashboard.frame.page_frame",
             ],
         },
     },
@@ -96,6 +97,11 @@ LANGUAGE_CODE = "en"
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
+STATICFILES_FINDERS = [
+    "django.contrib.staticfiles.finders.FileSystemFinder",
+    "django.contrib.staticfiles.finders.AppDirectoriesFinder",
+    "exaserve_ops.dashboard.vendor.PlotlyFinder",
+]
 STATIC_ROOT = ENV.var_dir / "static"
 SERVESTATIC_USE_FINDERS = True  # from the packages themselves: no collection step to forget
 

@@ -1,0 +1,120 @@
+"""Forms of the pages. They check shapes; services check meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+from django.core.validators import validate_slug
+
+from exaserve_ops.access.models import Scope
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.services.deployments import MAX_REPLICAS
+
+MIB = 1 << 20
+
+
+class DeploymentForm(forms.Form):
+    """A new deployment."""
+
+    name = forms.CharField(max_length=60, validators=[validate_slug], help_text="Letters, digits, dashes.")
+    model = forms.ModelChoiceField(Model.objects.all(), empty_label="Choose a model")
+    replicas = forms.IntegerField(min_value=0, max_value=MAX_REPLICAS, initial=1)
+    engine = forms.ChoiceField(help_text="What the agents of your nodes can run.")
+    served_name = forms.CharField(
+        max_length=120, required=False, help_text="What clients send as “model”; empty is its name."
+    )
+    nodes = forms.ModelMultipleChoiceField(
+        Node.objects.all(),
+        required=False,
+        to_field_name="name",
+        help_text="Only these nodes; none chosen is any.",
+        widget=forms.SelectMultiple(attrs={"size": 4}),
+    )
+    engine_options = forms.CharField(
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
+        help_text="One “name = value” a line.",
+    )
+    memory_mib = forms.IntegerField(
+        min_value=0,
+        required=False,
+        label="Memory per replica, MiB",
+        help_text="Empty: weights, KV for four longest contexts, and a quarter on top.",
+    )
+    accelerators_per_replica = forms.IntegerField(min_value=1, initial=1)
+    drain_seconds = forms.IntegerField(min_value=0, initial=60, label="Drain, seconds")
+    start_seconds = forms.IntegerField(min_value=1, initial=300, label="Start limit, seconds")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        engines = sorted({name for row in Node.objects.values_list("engines", flat=True) for name in row})
+        choices: Any = [(name, name) for name in engines]
+        engine: Any = self.fields["engine"]
+        engine.choices = choices
+
+    def clean_engine_options(self) -> dict[str, Any]:
+        """Read lines of `name = value`; whole numbers, numbers, true and false become such."""
+        options: dict[str, Any] = {}
+        for line in self.cleaned_data["engine_options"].splitlines():
+            if not line.strip():
+                continue
+            name, equals, value = line.partition("=")
+            if not equals or not name.strip():
+                raise forms.ValidationError(f"“{line.strip()}” is not “name = value”.")
+            options[name.strip()] = read_value(value.strip())
+        return options
+
+
+class ScaleForm(forms.Form):
+    """Another number of replicas."""
+
+    replicas = forms.IntegerField(min_value=0, max_value=MAX_REPLICAS)
+    generation = forms.IntegerField(widget=forms.HiddenInput)
+    reason = forms.CharField(max_length=300, required=False, label="Why")
+
+
+class DeleteForm(forms.Form):
+    """The end of a deployment."""
+
+    generation = forms.IntegerField(widget=forms.HiddenInput)
+    reason = forms.CharField(max_length=300, label="Why")
+
+
+class ModelForm(forms.Form):
+    """A model to register."""
+
+    name = forms.CharField(max_length=120, help_text="What clients send as “model” unless overridden.")
+    path = forms.CharField(
+        max_length=1000,
+        label="Folder",
+        help_text="On the control-plane machine and on every node: config.json, tokenizer, *.safetensors.",
+    )
+
+
+class ApiKeyForm(forms.Form):
+    """A new API key."""
+
+    name = forms.CharField(max_length=100, help_text="Who or what will use it.")
+    scopes = forms.MultipleChoiceField(
+        choices=Scope.choices, widget=forms.CheckboxSelectMultiple, initial=[Scope.INFERENCE.value]
+    )
+    days = forms.TypedChoiceField(
+        choices=[(0, "never"), (7, "in 7 days"), (30, "in 30 days"), (365, "in a year")],
+        coerce=int,
+        label="Expires",
+        initial=30,
+    )
+
+
+def read_value(text: str) -> bool | int | float | str:
+    """Read an engine option: true, false, a whole number, a number, else text."""
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

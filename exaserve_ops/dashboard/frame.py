@@ -1,0 +1,63 @@
+"""What surrounds every page: the rail, the theme, the bell. Added to each template's context."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from django.conf import settings
+from django.http import HttpRequest
+from django.utils.functional import SimpleLazyObject
+
+from exaserve_ops.dashboard.problems import count_problems
+
+THEMES = ("light", "dark")
+THEME_COOKIE = "theme"
+
+
+@dataclass(frozen=True, slots=True)
+class RailItem:
+    """One entry of the rail: address name, icon, word, and the permission to see it."""
+
+    name: str
+    icon: str
+    word: str
+    permission: str
+    pages: tuple[str, ...] = ()
+    """Other pages that belong under this entry."""
+
+
+RAIL = (
+    RailItem("fleet", "fleet", "Fleet", "inventory.view_node"),
+    RailItem("nodes", "node", "Nodes", "inventory.view_node", ("node", "cordon")),
+    RailItem(
+        "deployments",
+        "deployment",
+        "Deployments",
+        "serving.view_deployment",
+        ("deployment", "deployment_new", "deployment_scale", "deployment_delete"),
+    ),
+    RailItem("replicas", "replica", "Replicas", "serving.view_replica", ("replica",)),
+    RailItem(
+        "sessions", "session", "Sessions", "inference_sessions.view_inferencesession", ("session",)
+    ),
+    RailItem("models", "model", "Models", "serving.view_model", ("model", "model_new")),
+    RailItem("events", "event", "Events", "audit.view_event"),
+    RailItem("keys", "key", "Keys", "access.view_apikey"),
+)
+
+
+def page_frame(request: HttpRequest) -> dict[str, Any]:
+    """Context of the frame. Counts are read only where a template shows them."""
+    theme = request.COOKIES.get(THEME_COOKIE, "")
+    user = request.user
+    match = request.resolver_match
+    return {
+        "theme": theme if theme in THEMES else "",
+        "fleet_name": getattr(settings, "FLEET_NAME", "ExaServe"),
+        "base_path": settings.FORCE_SCRIPT_NAME or "",
+        "rail": [item for item in RAIL if user.has_perm(item.permission)],
+        "here": match.view_name if match else "",
+        "problem_count": SimpleLazyObject(count_problems),
+        "debug": settings.DEBUG,
+    }

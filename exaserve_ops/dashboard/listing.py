@@ -1,0 +1,86 @@
+"""Tables that are filtered, sorted and paged on the server, with everything in the query string."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from django.core.paginator import Page, Paginator
+from django.db.models import Model, Q, QuerySet
+from django.http import HttpRequest
+
+PAGE_ROWS = 50
+M = TypeVar("M", bound=Model)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """One drop-down: name in the query string, word on the page, pairs of (value, word)."""
+
+    name: str
+    word: str
+    options: Sequence[tuple[str, str]]
+    chosen: str
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether the chosen value is one of the options."""
+        return any(value == self.chosen for value, _ in self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[M]):
+    """One page of a table."""
+
+    page: Page[M]
+    filters: tuple[Filter, ...]
+    search: str
+    searchable: str
+    """What the search field finds, as its placeholder; empty where there is none."""
+    query: str
+    """Query string without the page, for links to other pages."""
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether anything was left out on purpose."""
+        return bool(self.search) or any(f.chosen for f in self.filters)
+
+
+def list_page(
+    request: HttpRequest,
+    rows: QuerySet[M],
+    *,
+    choices: Mapping[str, tuple[str, str, Sequence[tuple[str, str]]]] | None = None,
+    search_in: Sequence[str] = (),
+    searchable: str = "",
+    tie: str = "pk",
+) -> Listing[M]:
+    """Filter and page rows as the query string asks.
+
+    `choices` maps a parameter to (word, model field, options). A value that is not an option finds
+    nothing rather than everything. `tie` makes the order total, so that no row appears twice.
+    """
+    filters: list[Filter] = []
+    for name, (word, field, options) in (choices or {}).items():
+        chosen = Filter(name, word, options, request.GET.get(name, ""))
+        filters.append(chosen)
+        if chosen.chosen:
+            rows = rows.filter(**{field: chosen.chosen}) if chosen.is_valid else rows.none()
+    search = request.GET.get("q", "").strip() if search_in else ""
+    if search:
+        found = Q()
+        for field in search_in:
+            found |= Q(**{f"{field}__icontains": search})
+        rows = rows.filter(found)
+    ordering: Any = rows.query.order_by or rows.model._meta.ordering  # noqa: SLF001 - Django's documented API
+    paginator = Paginator(rows.order_by(*ordering, tie), PAGE_ROWS)
+    query = request.GET.copy()
+    query.pop("page", None)
+    return Listing(
+        page=paginator.get_page(request.GET.get("page")),
+        filters=tuple(filters),
+        search=search,
+        searchable=searchable,
+        query=query.urlencode(),
+    )

@@ -1,0 +1,1 @@
+"""WebSockets: handshake, fan-out of frames and events, and log tails."""

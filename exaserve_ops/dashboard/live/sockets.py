@@ -1,0 +1,175 @@
+"""The sockets of the pages: `ws/live/` for the fleet, `ws/replicas/<id>/log/` for one log."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+from urllib.parse import parse_qs
+from uuid import UUID
+
+from channels.db import database_sync_to_async
+
+from exaserve_ops.audit.selectors import events_after
+from exaserve_ops.dashboard.live.feed import event_message, feed_of_this_loop
+from exaserve_ops.dashboard.live.mailbox import Mailbox
+from exaserve_ops.dashboard.live.tail import LogTail
+from exaserve_ops.lib import clock
+from exaserve_ops.serving.models import Replica
+
+logger = logging.getLogger(__name__)
+
+SEND_SECONDS = 30.0
+"""A client that takes nothing for this long is sent away."""
+TRY_AGAIN_LATER = 1013
+TOO_MANY = 4429
+NOT_FOUND = 4404
+TAILS_PER_USER = 8
+MISSED_EVENTS = 200
+
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class SlowClientError(Exception):
+    """The client took nothing for `SEND_SECONDS`."""
+
+
+class Wire:
+    """Sends to one client, and gives up on one that does not read."""
+
+    def __init__(self, send: Send, *, send_seconds: float = SEND_SECONDS) -> None:
+        self._send = send
+        self._send_seconds = send_seconds
+
+    async def accept(self) -> None:
+        """Accept the handshake."""
+        await self._send({"type": "websocket.accept"})
+
+    async def message(self, body: dict[str, Any]) -> None:
+        """Send one JSON message. Raises `SlowClientError`."""
+        await self.raw(json.dumps(body, separators=(",", ":")))
+
+    async def raw(self, body: str | bytes) -> None:
+        """Send text or bytes as they are. Raises `SlowClientError`."""
+        key = "bytes" if isinstance(body, bytes) else "text"
+        try:
+            # The server waits in here while the client's buffers are full.
+            await asyncio.wait_for(
+                self._send({"type": "websocket.send", key: body}), self._send_seconds
+            )
+        except TimeoutError as error:
+            raise SlowClientError from error
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close with a reason that the page shows."""
+        await self._send({"type": "websocket.close", "code": code, "reason": reason})
+
+
+async def live_socket(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    """Frames, summaries and events of the fleet. `?events_after=<id>` resumes the events."""
+    await receive()  # websocket.connect
+    wire = Wire(send, send_seconds=scope.get("send_seconds", SEND_SECONDS))
+    await wire.accept()
+    feed = feed_of_this_loop()
+    mailbox = Mailbox()
+    await feed.join(mailbox)
+    try:
+        await wire.message(
+            {"kind": "hello", "now": clock.unix_seconds(), "last_event_id": feed.last_event_id}
+        )
+        await _resume_events(mailbox, _query(scope, "events_after"))
+        await _until_first(_deliver(wire, mailbox), _read_requests(receive, mailbox))
+    except SlowClientError:
+        logger.warning("a live viewer took nothing for %.0f s and was closed", SEND_SECONDS)
+        await wire.close(TRY_AGAIN_LATER, "this page does not keep up")
+    finally:
+        await feed.leave(mailbox)
+
+
+async def _resume_events(mailbox: Mailbox, after: str) -> None:
+    if not after.isdigit():
+        return
+    missed = await database_sync_to_async(events_after)(int(after), limit=MISSED_EVENTS)
+    mailbox.put_events([event_message(event) for event in missed])
+
+
+async def _deliver(wire: Wire, mailbox: Mailbox) -> None:
+    while True:
+        snapshots, events, lost = await mailbox.take()
+        for snapshot in snapshots:
+            await wire.raw(snapshot)
+        if events:
+            await wire.message({"kind": "events", "events": events, "lost": lost})
+
+
+async def _read_requests(receive: Receive, mailbox: Mailbox) -> None:
+    """Answer `{"kind": "resync"}` until the client leaves."""
+    while True:
+        message = await receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        if _kind_of(message) == "resync":
+            feed_of_this_loop().resend(mailbox)
+
+
+class _Tails:
+    """How many logs each user reads in this process."""
+
+    open: dict[int, int] = {}  # noqa: RUF012 - one count for the process, on purpose
+
+
+async def log_socket(scope: dict[str, Any], receive: Receive, send: Send) -> None:
+    """Lines of one replica's log, at most four messages a second. `?after=<position>` resumes."""
+    await receive()  # websocket.connect
+    wire = Wire(send)
+    await wire.accept()
+    user_id = scope["user"].pk
+    if _Tails.open.get(user_id, 0) >= TAILS_PER_USER:
+        await wire.close(TOO_MANY, f"you read {TAILS_PER_USER} logs already; close one of them")
+        return
+    replica_id: UUID = scope["url_route"]["kwargs"]["replica_id"]
+    if not await database_sync_to_async(Replica.objects.filter(pk=replica_id).exists)():
+        await wire.close(NOT_FOUND, "there is no such replica")
+        return
+    _Tails.open[user_id] = _Tails.open.get(user_id, 0) + 1
+    try:
+        tail = LogTail(str(replica_id), after=_query(scope, "after") or "0")
+        await _until_first(tail.run(wire.message), _read_until_disconnect(receive))
+    except* SlowClientError:
+        await wire.close(TRY_AGAIN_LATER, "this page does not keep up")
+    finally:
+        _Tails.open[user_id] -= 1
+
+
+async def _read_until_disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "websocket.disconnect":
+        pass
+
+
+async def _until_first(*jobs: Awaitable[None]) -> None:
+    """Run jobs until one ends, cancel the others, and pass on what the ended one raised."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+def _query(scope: dict[str, Any], name: str) -> str:
+    values = parse_qs(scope.get("query_string", b"").decode("latin-1")).get(name, [""])
+    return values[-1]
+
+
+def _kind_of(message: dict[str, Any]) -> str:
+    try:
+        body = json.loads(message.get("text") or "{}")
+    except json.JSONDecodeError:
+        return ""
+    return str(body.get("kind", "")) if isinstance(body, dict) else ""

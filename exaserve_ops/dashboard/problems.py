@@ -1,0 +1,94 @@
+"""What is wrong in the fleet now, with its cause and what is being done about it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db.models import Q
+from django.urls import reverse
+
+from exaserve_ops.inventory.domain import liveness
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.models import Replica
+
+MAX_SHOWN = 12
+PROBLEM_EVENTS = (
+    "missed", "lost", "node_lost", "seen_failed", "seen_backing_off", "exited", "degraded", "waits",
+)  # fmt: skip
+"""Events that the bell's page shows."""
+
+_BAD_NODE = Q(liveness__in=[liveness.DEAD, liveness.SUSPECT]) | ~Q(degraded_reason="")
+_BAD_REPLICA = Q(status__in=[states.FAILED, states.BACKING_OFF, states.PENDING]) | (
+    Q(status=states.READY) & ~Q(unroutable_reason="")
+)
+_DOING = {
+    liveness.DEAD: "Its replicas take no requests; they are taken back when it reports again.",
+    liveness.SUSPECT: "Watched; one more missed heartbeat and it counts as dead.",
+    states.FAILED: "Nothing more: restart or replace it, or change the deployment.",
+    states.BACKING_OFF: "Its agent starts it again after a pause.",
+    states.PENDING: "Placed as soon as a node has room.",
+    states.READY: "Routed again when a gateway reaches it.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One open problem: the object, since when, why, and what the fleet does about it."""
+
+    kind: str
+    name: str
+    url: str
+    status: str
+    since: datetime
+    cause: str
+    doing: str
+
+
+def open_problems() -> list[Problem]:
+    """The worst first, `MAX_SHOWN` of each kind at most. Two queries."""
+    nodes = Node.objects.filter(_BAD_NODE).order_by("-liveness_changed_at")[:MAX_SHOWN]
+    replicas = Replica.objects.filter(_BAD_REPLICA).order_by("-status_changed_at")[:MAX_SHOWN]
+    problems = [*map(_of_node, nodes), *map(_of_replica, replicas)]
+    order = {liveness.DEAD: 0, states.FAILED: 1, liveness.SUSPECT: 2}
+    return sorted(problems, key=lambda p: (order.get(p.status, 3), -p.since.timestamp()))
+
+
+def count_problems() -> int:
+    """Dead nodes and failed replicas: what the bell counts. Two short queries."""
+    dead = Node.objects.filter(liveness=liveness.DEAD).count()
+    return dead + Replica.objects.filter(status=states.FAILED).count()
+
+
+def title_state(parts: Sequence[tuple[int, str]], page: str) -> str:
+    """Write a title that says the state: `1 dead · Fleet`."""
+    said = [f"{count} {word}" for count, word in parts if count]
+    return " · ".join([*said, page])
+
+
+def _of_node(node: Node) -> Problem:
+    degraded = node.liveness == liveness.ALIVE
+    return Problem(
+        kind="node",
+        name=node.name,
+        url=reverse("node", args=[node.pk]),
+        status=node.liveness,
+        since=node.liveness_changed_at,
+        cause=node.degraded_reason if degraded else node.liveness_reason,
+        doing="Heartbeats still arrive; see the node." if degraded else _DOING.get(node.liveness, ""),
+    )
+
+
+def _of_replica(replica: Any) -> Problem:
+    return Problem(
+        kind="replica",
+        name=replica.name,
+        url=reverse("replica", args=[replica.pk]),
+        status=replica.status,
+        since=replica.status_changed_at,
+        cause=replica.unroutable_reason if replica.status == states.READY else replica.reason,
+        doing=_DOING.get(replica.status, ""),
+    )

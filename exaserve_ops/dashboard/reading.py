@@ -1,0 +1,74 @@
+"""Reads that only pages need."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from django.db.models import Count, Q, QuerySet
+from django.http import QueryDict
+
+from exaserve_ops.audit.models import Event
+from exaserve_ops.audit.selectors import events_of
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.sessions.models import InferenceSession
+from exaserve_ops.telemetry.models import ReplicaMinute
+
+ACTIVE_SESSION_AGE = timedelta(minutes=15)
+HISTORY_ROWS = 20
+
+
+def nodes_with_counts() -> QuerySet[Node]:
+    """Nodes with rack, and how many replicas and accelerators each has."""
+    live = ~Q(replicas__status=states.STOPPED) & Q(replicas__isnull=False)
+    return Node.objects.select_related("failure_domain__parent__parent").annotate(
+        replica_count=Count("replicas", live, distinct=True),
+        ready_count=Count("replicas", Q(replicas__status=states.READY), distinct=True),
+        accelerator_count=Count("accelerators", distinct=True),
+    )
+
+
+def replicas_with_places() -> QuerySet[Replica]:
+    """Replicas, those that ended included, with deployment and node."""
+    return Replica.objects.select_related("deployment", "node")
+
+
+def active_sessions(deployment_id: UUID, *, now: datetime) -> dict[str, int]:
+    """Conversations with a turn in the last quarter of an hour, by replica."""
+    rows = (
+        InferenceSession.objects.filter(
+            replica__deployment=deployment_id, last_turn_at__gte=now - ACTIVE_SESSION_AGE
+        )
+        .order_by()
+        .values_list("replica")
+        .annotate(count=Count("pk"))
+    )
+    return {str(replica): count for replica, count in rows}
+
+
+def history_of(kind: str, subject_id: object) -> list[Event]:
+    """Last events of one subject."""
+    return list(events_of(kind, subject_id)[:HISTORY_ROWS])
+
+
+def minutes_of(replica_ids: list[UUID], *, since: datetime) -> dict[UUID, list[ReplicaMinute]]:
+    """Minute roll-ups of replicas, oldest first."""
+    found: dict[UUID, list[ReplicaMinute]] = {replica_id: [] for replica_id in replica_ids}
+    rows = ReplicaMinute.objects.filter(replica_id__in=replica_ids, minute__gte=since)
+    for row in rows.order_by("minute"):
+        found[row.replica_id].append(row)
+    return found
+
+
+def load_of(telemetry: dict[str, Any] | None, replica_id: object) -> dict[str, Any]:
+    """A replica's last load out of its node's telemetry; empty where nothing was said."""
+    replicas = (telemetry or {}).get("replicas", {})
+    return dict((replicas.get(str(replica_id)) or {}).get("load") or {})
+
+
+def chosen(query: QueryDict, name: str) -> str:
+    """One parameter, trimmed."""
+    return str(query.get(name, "")).strip()

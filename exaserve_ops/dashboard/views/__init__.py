@@ -1,0 +1,1 @@
+"""Pages: each reads a snapshot and writes through services."""

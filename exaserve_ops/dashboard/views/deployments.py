@@ -1,0 +1,216 @@
+"""Deployments: table, one deployment, create, scale with its plan, delete."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_http_methods, require_safe
+
+from exaserve_ops.dashboard.access import actor_of, requires
+from exaserve_ops.dashboard.forms import MIB, DeleteForm, DeploymentForm, ScaleForm
+from exaserve_ops.dashboard.listing import list_page
+from exaserve_ops.dashboard.plans import PlanPreview, preview_deletion, preview_scale
+from exaserve_ops.dashboard.problems import title_state
+from exaserve_ops.dashboard.reading import active_sessions, history_of, replicas_with_places
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError, InvalidInputError
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot
+from exaserve_ops.serving.models import Deployment, Model
+from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments
+from exaserve_ops.serving.services.deployments import (
+    DeploymentWish,
+    create_deployment,
+    delete_deployment,
+    scale_deployment,
+)
+
+SHOWN_REPLICAS = 100
+CONFLICT = 409
+
+
+@require_safe
+@requires("serving.view_deployment")
+def deployments(request: HttpRequest) -> HttpResponse:
+    """Show deployments that are not deleted."""
+    models = Model.objects.values_list("name", flat=True)
+    listing = list_page(
+        request,
+        live_deployments().order_by("name"),
+        choices={"model": ("Model", "model__name", [(name, name) for name in models])},
+        search_in=("name", "served_name"),
+        searchable="name or served name",
+    )
+    rows: Any = list(listing.page.object_list)
+    failing = sum(bool(row.failed_count) for row in rows)
+    context = {
+        "title": title_state([(failing, "failing")], "Deployments"),
+        "listing": listing,
+        "rows": rows,
+    }
+    return render(request, "deployments/list.html", context)
+
+
+@require_safe
+@requires("serving.view_deployment")
+def deployment_row(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
+    """Show one row of the table again."""
+    found = get_object_or_404(live_deployments(), pk=deployment_id)
+    return render(request, "deployments/row.html", {"deployment": found})
+
+
+@require_safe
+@requires("serving.view_deployment")
+def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
+    """Show one deployment and its replicas."""
+    found: Any = live_deployments().filter(pk=deployment_id).first()
+    if found is None:
+        found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
+        found.ready_count = found.kept_count = found.failed_count = 0
+    replicas = replicas_with_places().filter(deployment=deployment_id)
+    live = replicas.exclude(status=states.STOPPED)
+    context = {
+        "title": title_state([(found.failed_count, "failed")], found.name),
+        "deployment": found,
+        "replicas": live[:SHOWN_REPLICAS],
+        "replica_total": live.count(),
+        "shown_replicas": SHOWN_REPLICAS,
+        "events": history_of("deployment", deployment_id),
+        "scale_form": ScaleForm(
+            initial={"replicas": found.replicas, "generation": found.generation}
+        ),
+    }
+    return render(request, "deployments/page.html", context)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@requires("serving.add_deployment")
+def deployment_new(request: HttpRequest) -> HttpResponse:
+    """Show the form of a new deployment, and make it."""
+    form = DeploymentForm(request.POST or None, initial={"model": request.GET.get("model")})
+    if request.method == "POST" and form.is_valid():
+        try:
+            made = create_deployment(
+                _wish_of(form.cleaned_data), actor=actor_of(request), now=clock.now()
+            )
+        except InvalidInputError as error:
+            form.add_error(error.field if error.field in form.fields else None, error.message)
+        except ConflictError as error:
+            form.add_error("name", str(error))
+        else:
+            messages.success(request, f"{made.name} is created; its replicas are being placed.")
+            return redirect("deployment", made.pk)
+    status = 422 if form.errors else 200
+    context = {"title": "New deployment", "form": form}
+    return render(request, "deployments/new.html", context, status=status)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@requires("serving.change_deployment")
+def deployment_scale(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
+    """Show what another number of replicas would do (`?replicas=`), and do it when confirmed."""
+    found = get_object_or_404(Deployment, pk=deployment_id)
+    if request.method == "POST":
+        return _scale(request, found)
+    form = ScaleForm({**request.GET.dict(), "generation": found.generation})
+    return _scale_page(request, found, form)
+
+
+@require_http_methods(["GET", "HEAD", "POST"])
+@requires("serving.delete_deployment")
+def deployment_delete(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
+    """Show what deleting would do, and do it when confirmed."""
+    found = get_object_or_404(Deployment, pk=deployment_id)
+    form = DeleteForm(request.POST or None, initial={"generation": found.generation})
+    conflict = ""
+    if request.method == "POST" and form.is_valid():
+        try:
+            delete_deployment(
+                deployment_id,
+                actor=actor_of(request),
+                now=clock.now(),
+                expected_generation=form.cleaned_data["generation"],
+                reason=form.cleaned_data["reason"],
+            )
+        except ConflictError as error:
+            conflict = str(error)
+            form = DeleteForm(initial={"generation": found.generation})
+        else:
+            messages.success(request, f"{found.name} is being deleted: its replicas drain first.")
+            return redirect("deployment", deployment_id)
+    now = clock.now()
+    context = {
+        "title": f"Delete {found.name}",
+        "deployment": found,
+        "form": form,
+        "conflict": conflict,
+        "plan": preview_deletion(_snapshot(found), now=now),
+    }
+    status = CONFLICT if conflict else 200
+    return render(request, "deployments/delete.html", context, status=status)
+
+
+def _scale(request: HttpRequest, found: Deployment) -> HttpResponse:
+    form = ScaleForm(request.POST)
+    if not form.is_valid():
+        return _scale_page(request, found, form)
+    wanted = form.cleaned_data
+    try:
+        scale_deployment(
+            found.pk,
+            replicas=wanted["replicas"],
+            actor=actor_of(request),
+            now=clock.now(),
+            expected_generation=wanted["generation"],
+            reason=wanted["reason"],
+        )
+    except ConflictError as error:
+        fresh = ScaleForm({"replicas": wanted["replicas"], "generation": found.generation})
+        return _scale_page(request, found, fresh, conflict=str(error))
+    messages.success(request, f"{found.name} is wanted {wanted['replicas']} times.")
+    return redirect("deployment", found.pk)
+
+
+def _scale_page(
+    request: HttpRequest, found: Deployment, form: ScaleForm, *, conflict: str = ""
+) -> HttpResponse:
+    plan: PlanPreview | None = None
+    if form.is_valid():
+        plan = preview_scale(_snapshot(found), form.cleaned_data["replicas"], now=clock.now())
+    context = {
+        "title": f"Scale {found.name}",
+        "deployment": found,
+        "form": form,
+        "plan": plan,
+        "conflict": conflict,
+    }
+    status = CONFLICT if conflict else 200 if form.is_valid() else 422
+    return render(request, "deployments/scale.html", context, status=status)
+
+
+def _snapshot(found: Deployment) -> DeploymentSnapshot:
+    counts = active_sessions(found.pk, now=clock.now())
+    snapshot = deployment_snapshot(found.pk, active_sessions=counts)
+    if snapshot is None:
+        raise Http404(f"{found.name} is deleted")
+    return snapshot
+
+
+def _wish_of(data: dict[str, Any]) -> DeploymentWish:
+    return DeploymentWish(
+        name=data["name"],
+        model_id=data["model"].pk,
+        replicas=data["replicas"],
+        engine=data["engine"],
+        engine_options=data["engine_options"],
+        served_name=data["served_name"],
+        nodes=tuple(node.name for node in data["nodes"]),
+        replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
+        accelerators_per_replica=data["accelerators_per_replica"],
+        drain_seconds=data["drain_seconds"],
+        start_seconds=data["start_seconds"],
+    )

@@ -1,0 +1,75 @@
+"""API keys: list, make, revoke."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from exaserve_ops.access.selectors import keys_managed_by
+from exaserve_ops.access.services import create_api_key, revoke_api_key
+from exaserve_ops.dashboard.access import actor_of, requires, user_of
+from exaserve_ops.dashboard.forms import ApiKeyForm
+from exaserve_ops.dashboard.listing import list_page
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import InvalidInputError
+
+
+@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
+@requires("access.view_apikey")
+def keys(request: HttpRequest) -> HttpResponse:
+    """Show keys, and make one. Its text is on this one answer and nowhere else."""
+    may_add = request.user.has_perm("access.add_apikey")
+    if request.method == "POST" and not may_add:
+        return render(request, "403.html", {"permission": "access.add_apikey"}, status=403)
+    form = ApiKeyForm(request.POST or None)
+    text = _make_key(request, form) if request.method == "POST" and form.is_valid() else ""
+    if text:
+        form = ApiKeyForm()
+    own = keys_managed_by(user_of(request))
+    listing = list_page(request, own.order_by("revoked_at", "name"))
+    context = {
+        "title": "API keys",
+        "listing": listing,
+        "rows": listing.page.object_list,
+        "form": form,
+        "key_text": text,
+        "now": clock.now(),
+        "may_add": may_add,
+    }
+    return render(request, "keys/list.html", context, status=422 if form.errors else 200)
+
+
+@require_POST
+@requires("access.change_apikey")
+def key_revoke(request: HttpRequest, key_id: UUID) -> HttpResponse:
+    """Revoke a key: one's own, or anybody's with the right to manage the keys of others."""
+    key = get_object_or_404(keys_managed_by(user_of(request)), pk=key_id)
+    revoke_api_key(key, actor=actor_of(request), now=clock.now())
+    messages.success(request, f"{key.name} opens nothing any more.")
+    return redirect("keys")
+
+
+def _make_key(request: HttpRequest, form: ApiKeyForm) -> str:
+    now = clock.now()
+    days = form.cleaned_data["days"]
+    try:
+        _, text = create_api_key(
+            user=user_of(request),
+            name=form.cleaned_data["name"],
+            scopes=form.cleaned_data["scopes"],
+            actor=actor_of(request),
+            now=now,
+            expires_at=now + timedelta(days=days) if days else None,
+        )
+    except InvalidInputError as error:
+        form.add_error(error.field if error.field in form.fields else None, error.message)
+        return ""
+    return text
+

@@ -1,0 +1,159 @@
+"""Nodes: table, one node, cordon."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from uuid import UUID
+
+from django.conf import settings
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_POST, require_safe
+
+from exaserve_ops.dashboard.access import actor_of, requires
+from exaserve_ops.dashboard.figures import Panel, Series, small_multiples
+from exaserve_ops.dashboard.listing import list_page
+from exaserve_ops.dashboard.ports import live_reader
+from exaserve_ops.dashboard.problems import title_state
+from exaserve_ops.dashboard.reading import (
+    history_of,
+    load_of,
+    minutes_of,
+    nodes_with_counts,
+    replicas_with_places,
+)
+from exaserve_ops.inventory.domain.liveness import DEAD, NODE_LIVENESS, SUSPECT
+from exaserve_ops.inventory.models import FailureDomain, Node
+from exaserve_ops.inventory.selectors import rack_of
+from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
+from exaserve_ops.lib import clock
+from exaserve_ops.serving.domain import lifecycle as states
+
+HISTORY = timedelta(hours=1)
+_PANELS = (
+    ("KV pool used", "ratio", "kv_used_ratio_max", 1.0),
+    ("TTFT p95", "seconds", "ttft_p95_seconds_max", None),
+    ("Queue", "requests", "requests_waiting_max", None),
+    ("Tokens/s", "tokens_per_second", "generation_tokens_per_second_mean", None),
+)
+
+
+@require_safe
+@requires("inventory.view_node")
+def nodes(request: HttpRequest) -> HttpResponse:
+    """Show all nodes."""
+    racks = FailureDomain.objects.filter(kind=FailureDomain.Kind.RACK)
+    rack_options = [(name, name) for name in racks.values_list("name", flat=True)]
+    listing = list_page(
+        request,
+        nodes_with_counts().order_by("name"),
+        choices={
+            "state": ("State", "liveness", NODE_LIVENESS.choices),
+            "rack": ("Rack", "failure_domain__parent__name", rack_options),
+            "cordoned": ("Cordoned", "cordoned", [("True", "yes"), ("False", "no")]),
+        },
+        search_in=("name", "hostname", "address"),
+        searchable="name, host or address",
+    )
+    rows = list(listing.page.object_list)
+    dead = sum(node.liveness == DEAD for node in rows)
+    suspect = sum(node.liveness == SUSPECT for node in rows)
+    title = title_state([(dead, "dead"), (suspect, "suspect")], "Nodes")
+    context = {"title": title, "listing": listing, "rows": [(n, rack_of(n)) for n in rows]}
+    return render(request, "nodes/list.html", context)
+
+
+@require_safe
+@requires("inventory.view_node")
+def node_row(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Show one row of the table again."""
+    node = get_object_or_404(nodes_with_counts(), pk=node_id)
+    return render(request, "nodes/row.html", {"node": node, "rack": rack_of(node)})
+
+
+@require_safe
+@requires("inventory.view_node")
+def node(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Show one node."""
+    found = get_object_or_404(nodes_with_counts(), pk=node_id)
+    telemetry = live_reader().read_node(str(node_id))
+    replicas = replicas_with_places().filter(node=node_id).exclude(status=states.STOPPED)
+    context = {
+        "title": f"{found.liveness} · {found.name}",
+        "node": found,
+        "rack": rack_of(found),
+        "telemetry": telemetry,
+        "host": (telemetry or {}).get("host") or {},
+        "accelerators": found.accelerators.all(),
+        "rows": [(replica, load_of(telemetry, replica.pk)) for replica in replicas],
+        "events": history_of("node", node_id),
+    }
+    return render(request, "nodes/page.html", context)
+
+
+@require_safe
+@requires("inventory.view_node")
+def node_host(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Show the host's figures again."""
+    telemetry = live_reader().read_node(str(node_id))
+    context = {"telemetry": telemetry, "host": (telemetry or {}).get("host") or {}}
+    return render(request, "nodes/host.html", context)
+
+
+@require_safe
+@requires("inventory.view_node")
+def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:  # noqa: ARG001 - Django's signature
+    """Answer the last hour of the node's replicas, as a Plotly figure."""
+    live = replicas_with_places().filter(node=node_id).exclude(status=states.STOPPED)
+    names = dict(live.values_list("pk", "name"))
+    minutes = minutes_of(list(names), since=clock.now() - HISTORY)
+    panels = [
+        Panel(
+            title,
+            unit,
+            tuple(
+                Series(names[pk], [m.minute for m in rows], [getattr(m, field) for m in rows])
+                for pk, rows in minutes.items()
+                if rows
+            ),
+            top,
+        )
+        for title, unit, field, top in _PANELS
+    ]
+    return JsonResponse(small_multiples(panels))
+
+
+@never_cache
+@require_POST
+@requires("inventory.add_jointoken")
+def node_join(request: HttpRequest) -> HttpResponse:
+    """Make a token that enrols one node, and show the command, this once."""
+    token, text = create_join_token(actor=actor_of(request), now=clock.now(), note="from the Nodes page")
+    context = {"title": "Add a node", "token": token, "token_text": text, "public_url": settings.ENV.public_url}
+    return render(request, "nodes/join.html", context)
+
+
+@require_POST
+@requires("inventory.change_node")
+def node_cordon(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Place nothing new on the node."""
+    found = get_object_or_404(Node, pk=node_id)
+    reason = request.POST.get("reason", "").strip()
+    if not reason:
+        messages.error(request, "Say why: the reason is shown to everyone who wonders later.")
+        return redirect("node", node_id)
+    cordon_node(node_id, reason=reason, actor=actor_of(request), now=clock.now())
+    messages.success(request, f"{found.name} is cordoned. What runs there keeps running.")
+    return redirect("node", node_id)
+
+
+@require_POST
+@requires("inventory.change_node")
+def node_uncordon(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Let the node take new replicas again."""
+    found = get_object_or_404(Node, pk=node_id)
+    uncordon_node(node_id, actor=actor_of(request), now=clock.now())
+    messages.success(request, f"{found.name} takes new replicas again.")
+    return redirect("node", node_id)

@@ -1,0 +1,148 @@
+"""Replicas: table, one replica, drawer, restart and replace."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from exaserve_ops.dashboard.access import actor_of, requires
+from exaserve_ops.dashboard.listing import list_page
+from exaserve_ops.dashboard.ports import live_reader
+from exaserve_ops.dashboard.problems import title_state
+from exaserve_ops.dashboard.reading import history_of, load_of, replicas_with_places
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError
+from exaserve_ops.lib.lifecycle import IllegalTransitionError
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.lifecycle import REPLICA
+from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.services.replicas import replace_replica, restart_replica
+from exaserve_ops.sessions.models import InferenceSession
+
+SHOWN_SESSIONS = 10
+
+
+@require_safe
+@requires("serving.view_replica")
+def replicas(request: HttpRequest) -> HttpResponse:
+    """Show replicas; those that have stopped only where asked for."""
+    rows = replicas_with_places().order_by("deployment__name", "name")
+    if not request.GET.get("state"):
+        rows = rows.exclude(status=states.STOPPED)
+    deployments = Deployment.objects.exclude(status=states.DELETED)
+    listing = list_page(
+        request,
+        rows,
+        choices={
+            "state": ("State", "status", REPLICA.choices),
+            "deployment": (
+                "Deployment",
+                "deployment__name",
+                [(n, n) for n in deployments.values_list("name", flat=True)],
+            ),
+            "node": (
+                "Node",
+                "node__name",
+                [(n, n) for n in Node.objects.values_list("name", flat=True)],
+            ),
+        },
+        search_in=("name", "reason", "address"),
+        searchable="name, reason or address",
+    )
+    shown = list(listing.page.object_list)
+    failed = sum(replica.status == states.FAILED for replica in shown)
+    title = title_state([(failed, "failed")], "Replicas")
+    context = {"title": title, "listing": listing, "rows": shown}
+    return render(request, "replicas/list.html", context)
+
+
+@require_safe
+@requires("serving.view_replica")
+def replica_row(request: HttpRequest, replica_id: UUID) -> HttpResponse:
+    """Show one row of the table again."""
+    found = get_object_or_404(replicas_with_places(), pk=replica_id)
+    return render(request, "replicas/row.html", {"replica": found})
+
+
+@require_safe
+@requires("serving.view_replica")
+def replica(request: HttpRequest, replica_id: UUID) -> HttpResponse:
+    """Show one replica."""
+    return render(request, "replicas/page.html", _replica_context(replica_id))
+
+
+@require_safe
+@requires("serving.view_replica")
+def replica_drawer(request: HttpRequest, replica_id: UUID) -> HttpResponse:
+    """Show one replica in the drawer of the fleet page."""
+    return render(request, "replicas/drawer.html", _replica_context(replica_id))
+
+
+@require_safe
+@requires("serving.view_replica")
+def replica_state(request: HttpRequest, replica_id: UUID) -> HttpResponse:
+    """Show a replica's state and figures again."""
+    return render(request, "replicas/state.html", _replica_context(replica_id))
+
+
+@require_safe
+@requires("serving.view_replica")
+def replica_why(request: HttpRequest, replica_id: UUID) -> HttpResponse:  # noqa: ARG001 - Django's signature
+    """Answer why a replica is in its state, for the heatmaps: layouts do not carry what changes often."""
+    found = get_object_or_404(Replica, pk=replica_id)
+    return JsonResponse({"status": found.status, "reason": found.unroutable_reason or found.reason})
+
+
+@require_POST
+@requires("serving.change_replica")
+def replica_restart(request: HttpRequest, replica_id: UUID) -> HttpResponse:
+    """Start a failed replica afresh."""
+    return _act(request, replica_id, restart_replica, "starts afresh")
+
+
+@require_POST
+@requires("serving.change_replica")
+def replica_replace(request: HttpRequest, replica_id: UUID) -> HttpResponse:
+    """Let a replica go; its deployment makes a new one."""
+    return _act(request, replica_id, replace_replica, "is let go; a new one takes its place")
+
+
+def _act(request: HttpRequest, replica_id: UUID, service: Any, outcome: str) -> HttpResponse:
+    found = get_object_or_404(Replica, pk=replica_id)
+    why = request.POST.get("reason", "").strip()
+    if not why:
+        messages.error(request, "Say why: the reason is shown to everyone who wonders later.")
+        return redirect("replica", replica_id)
+    try:
+        service(replica_id, why=why, actor=actor_of(request), now=clock.now())
+    except (ConflictError, IllegalTransitionError) as error:
+        messages.error(request, f"Not done: {error}.")
+    else:
+        messages.success(request, f"{found.name} {outcome}.")
+    return redirect("replica", replica_id)
+
+
+def _replica_context(replica_id: UUID) -> dict[str, Any]:
+    found = get_object_or_404(
+        Replica.objects.select_related("deployment__model", "node"), pk=replica_id
+    )
+    telemetry = live_reader().read_node(str(found.node_id)) if found.node_id else None
+    live = ((telemetry or {}).get("replicas") or {}).get(str(replica_id)) or {}
+    sessions = InferenceSession.objects.filter(replica=replica_id)[:SHOWN_SESSIONS]
+    return {
+        "title": f"{found.status.replace('_', ' ')} · {found.name}",
+        "replica": found,
+        "accelerators": found.accelerators.all(),
+        "live": live,
+        "load": load_of(telemetry, replica_id),
+        "sessions": sessions,
+        "events": history_of("replica", replica_id),
+        "can_restart": found.status == states.FAILED,
+        "can_replace": found.wanted == Replica.Wanted.RUN and found.status != states.STOPPED,
+    }

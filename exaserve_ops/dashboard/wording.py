@@ -1,0 +1,176 @@
+"""Words, shapes and units of the pages. Pure: values in, text out.
+
+A state is always a word, a tone (colour) and a shape, so that no reader depends on colour alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+
+from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
+from exaserve_ops.lib.lifecycle import Lifecycle
+from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+
+THIN_SPACE = "\u202f"
+MISSING = "–"
+_HUNDRED = 100
+_TEN = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """How a status looks: the word, the tone of its colour, the shape before it, what it means."""
+
+    word: str
+    tone: str
+    shape: str
+    meaning: str = ""
+
+
+_LOOKS = {
+    "node": {
+        "joining": ("busy", "half"),
+        "alive": ("good", "circle"),
+        "suspect": ("warn", "triangle"),
+        "dead": ("bad", "cross"),
+    },
+    "replica": {
+        "pending": ("idle", "ring"),
+        "placed": ("idle", "ring"),
+        "starting": ("busy", "half"),
+        "loading": ("busy", "half"),
+        "ready": ("good", "circle"),
+        "backing_off": ("warn", "triangle"),
+        "failed": ("bad", "cross"),
+        "unreachable": ("bad", "diamond"),
+        "draining": ("busy", "down"),
+        "stopping": ("idle", "down"),
+        "stopped": ("idle", "bar"),
+    },
+    "deployment": {
+        "active": ("good", "circle"),
+        "deleting": ("warn", "down"),
+        "deleted": ("idle", "bar"),
+    },
+}
+_LIFECYCLES: dict[str, Lifecycle] = {
+    "node": NODE_LIVENESS,
+    "replica": REPLICA,
+    "deployment": DEPLOYMENT,
+}
+
+
+def badge_of(kind: str, status: str) -> Badge:
+    """Return the look of a status; one that is not known looks like no news, not like good news."""
+    tone, shape = _LOOKS.get(kind, {}).get(status, ("idle", "ring"))
+    lifecycle = _LIFECYCLES.get(kind)
+    meaning = lifecycle.meanings.get(status, "") if lifecycle else ""
+    return Badge(status.replace("_", " "), tone, shape, meaning)
+
+
+def health_of(*, status: str, ready: int, wanted: int, failed: int) -> Badge:
+    """Look of a deployment by what it serves, not by what was asked of it."""
+    if status != "active":
+        return badge_of("deployment", status)
+    if failed:
+        return Badge("failing", "bad", "cross", f"{failed} replicas reached the crash-loop limit.")
+    if wanted == 0:
+        return Badge("scaled to zero", "idle", "bar", "No replica is wanted.")
+    if ready >= wanted:
+        return Badge("serving", "good", "circle", "As many replicas answer as are wanted.")
+    if ready == 0:
+        return Badge("not serving", "warn", "triangle", "No replica answers yet.")
+    return Badge("converging", "busy", "half", f"{ready} of {wanted} replicas answer.")
+
+
+def number(value: float | None, digits: int | None = None) -> str:
+    """Group digits by thin spaces; about three significant digits where `digits` is not given."""
+    if value is None:
+        return MISSING
+    if math.isnan(value):
+        return "NaN"
+    places = _places(value) if digits is None else digits
+    return f"{value:,.{places}f}".replace(",", THIN_SPACE)
+
+
+def percent(ratio: float | None) -> str:
+    """Write a ratio as a percentage; percent exists on the screen only."""
+    if ratio is None:
+        return MISSING
+    if math.isnan(ratio):
+        return "NaN"
+    scaled = ratio * 100
+    digits = 1 if 0 < abs(scaled) < _TEN else 0
+    return f"{scaled:.{digits}f}{THIN_SPACE}%"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a duration in human words: `840 ms`, `12.3 s`, `4 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    if seconds is None:
+        return MISSING
+    if math.isnan(seconds):
+        return "NaN"
+    if seconds < 0:
+        return f"−{duration(-seconds)}"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}{THIN_SPACE}ms"
+    if seconds < _TEN:
+        return f"{seconds:.1f}{THIN_SPACE}s"
+    return _coarse(round(seconds))
+
+
+def byte_size(count: float | None) -> str:
+    """Write a number of bytes in binary units."""
+    if count is None:
+        return MISSING
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size) < 1024 or unit == "TiB":  # noqa: PLR2004 - the base of the units
+            return f"{number(size, 0 if unit == 'B' else None)}{THIN_SPACE}{unit}"
+        size /= 1024
+    raise AssertionError("the last unit returns")
+
+
+def count_words(count: float | None) -> str:
+    """Write a large count with a letter: `7.62 B` parameters."""
+    if count is None:
+        return MISSING
+    for limit, letter in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
+        if count >= limit:
+            scaled = count / (1e3 if letter == "k" else limit)
+            return f"{number(scaled)}{THIN_SPACE}{letter}"
+    return number(count, 0)
+
+
+def ago(age: timedelta) -> str:
+    """Write an age: `just now`, `12 s ago`, `3 h 20 min ago`."""
+    seconds = age.total_seconds()
+    return "just now" if seconds < 1 else f"{_coarse(round(seconds))} ago"
+
+
+def metric_value(value: float | None, unit: str) -> str:
+    """Write a value of a heatmap metric in its unit."""
+    if unit == "ratio":
+        return percent(value)
+    if unit == "seconds":
+        return duration(value)
+    return number(value)
+
+
+def _coarse(seconds: int) -> str:
+    steps = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
+    for size, unit, smaller_size, smaller in steps:
+        if seconds >= size:
+            rest = seconds % size // smaller_size
+            head = f"{seconds // size}{THIN_SPACE}{unit}"
+            return f"{head} {rest}{THIN_SPACE}{smaller}" if rest else head
+    return f"{seconds}{THIN_SPACE}s"
+
+
+def _places(value: float) -> int:
+    size = abs(value)
+    if size >= _HUNDRED or float(value).is_integer():
+        return 0
+    return 1 if size >= _TEN else 2

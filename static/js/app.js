@@ -1,0 +1,96 @@
+// What every page does: the live link, its indicator, the theme, the search, tables and logs.
+import { liveLink } from "./live.js";
+import { setUpTheme } from "./theme.js";
+import { setUpSearch } from "./search.js";
+import { setUpTables } from "./tables.js";
+import { setUpLogs } from "./log.js";
+import { setUpDrawer } from "./drawer.js";
+import { ago } from "./format.js";
+
+const CHANGED_MS = 2000;
+const TICK_MS = 3000;
+
+function setUpIndicator(link) {
+  const indicator = document.querySelector("[data-live]");
+  const banner = document.querySelector("[data-banner]");
+  link.addEventListener("status", ({ detail }) => {
+    indicator.dataset.level = detail.level;
+    if (indicator.textContent !== detail.text) indicator.textContent = detail.text;
+    indicator.title = detail.reason;
+    const text = detail.lost ? `Reconnecting: ${detail.reason}. What you see may be old.` : detail.late ? `${detail.reason}. What you see is old.` : "";
+    banner.hidden = !text;
+    document.body.classList.toggle("is-stale", Boolean(text));
+    if (banner.lastElementChild.textContent !== text) banner.lastElementChild.textContent = text;
+  });
+}
+
+// Parts that the server renders again: after events, at most every two seconds; and by a slow tick.
+function setUpPulses(link) {
+  let due = 0;
+  link.addEventListener("events", () => {
+    if (due) return;
+    due = setTimeout(() => { due = 0; window.htmx?.trigger(document.body, "live:changed"); }, CHANGED_MS * Math.random());
+  });
+  setInterval(() => {
+    if (document.visibilityState === "visible") window.htmx?.trigger(document.body, "live:tick");
+  }, TICK_MS);
+}
+
+// Times in the viewer's zone, and ages that grow.
+function setUpMoments(link) {
+  function renew() {
+    const now = Date.now() / 1000 + link.clockOffset;
+    for (const element of document.querySelectorAll("time[data-moment]")) {
+      const at = new Date(element.dateTime);
+      const text = ago(Math.max(0, now - at / 1000));
+      if (element.textContent !== text) element.textContent = text;
+      if (!element.dataset.local) {
+        element.dataset.local = "yes";
+        element.title = at.toLocaleString(undefined, { dateStyle: "medium", timeStyle: "long" });
+      }
+    }
+  }
+  renew();
+  setInterval(() => { if (document.visibilityState === "visible") renew(); }, 1000);
+}
+
+function setUpProblemCount(link) {
+  const badge = document.querySelector("[data-problem-count]");
+  link.addEventListener("summary", ({ detail }) => {
+    const known = detail.problems ?? null;
+    if (known === null || !badge) return;
+    badge.textContent = String(known);
+    badge.hidden = known === 0;
+  });
+}
+
+function setUpForms() {
+  document.addEventListener("click", (event) => {
+    const question = event.target.closest?.("[data-confirm]")?.dataset.confirm;
+    if (question && !window.confirm(question)) event.preventDefault();
+    for (const open of document.querySelectorAll("details.menu[open], details.action[open]")) {
+      if (!open.contains(event.target)) open.open = false;
+    }
+  });
+  // A session that ended answers with the login page: show that, not a piece of it.
+  document.addEventListener("htmx:beforeSwap", (event) => {
+    if (event.detail.xhr.responseURL.includes("/login")) {
+      event.preventDefault();
+      window.location.reload();
+    }
+  });
+  document.addEventListener("htmx:afterSwap", () => setUpLogs());
+}
+
+const link = liveLink();
+setUpTheme();
+setUpSearch();
+setUpDrawer();
+setUpForms();
+setUpIndicator(link);
+setUpPulses(link);
+setUpTables(link);
+setUpMoments(link);
+setUpProblemCount(link);
+setUpLogs();
+link.start();

@@ -1,0 +1,77 @@
+// Where each node and slot is drawn. Pure: sizes in, numbers out.
+//
+// Nodes are lines, grouped by rack with a gap between racks. Many nodes are laid in several bands side
+// by side, as many as make the cells largest, so that a whole fleet is seen at once without scrolling.
+const MAX_CELL_WIDTH = 44;
+const MAX_CELL_HEIGHT = 28;
+const NAME_MIN_HEIGHT = 13;
+const NAMES_WIDTH = 104;
+const RACKS_WIDTH = 56;
+const MAX_BANDS = 24;
+
+export function arrange(rows, slots, width, height) {
+  const lines = linesOf(rows);
+  if (!lines.length || slots < 1 || width < 1 || height < 1) return null;
+  let best = null;
+  for (let bands = 1; bands <= Math.min(MAX_BANDS, lines.length); bands += 1) {
+    const perBand = Math.ceil(lines.length / bands);
+    const cellHeight = Math.min(MAX_CELL_HEIGHT, height / perBand);
+    const labels = Math.min(cellHeight >= NAME_MIN_HEIGHT ? NAMES_WIDTH : RACKS_WIDTH, (width / bands) * 0.4);
+    const cellWidth = Math.min(MAX_CELL_WIDTH, (width / bands - labels) / slots);
+    const score = Math.min(cellWidth, cellHeight * 1.6);
+    if (best === null || score > best.score * 1.05) best = { score, bands, perBand, cellHeight, cellWidth, labels };
+  }
+  return place(best, lines, slots);
+}
+
+function linesOf(rows) {
+  const lines = [];
+  rows.forEach((row, index) => {
+    if (index > 0 && row.rack !== rows[index - 1].rack) lines.push(-1);
+    lines.push(index);
+  });
+  return lines;
+}
+
+function place(best, lines, slots) {
+  const gap = Math.max(1, Math.ceil(best.labels / best.cellWidth));
+  const spots = [];
+  lines.forEach((row, at) => {
+    if (row < 0) return;
+    const band = Math.floor(at / best.perBand);
+    spots[row] = { line: at % best.perBand, column: band * (gap + slots) + gap };
+  });
+  return {
+    slots,
+    gap,
+    spots,
+    lines: best.perBand,
+    columns: best.bands * (gap + slots),
+    cellWidth: best.cellWidth,
+    cellHeight: best.cellHeight,
+    named: best.cellHeight >= NAME_MIN_HEIGHT && best.labels > RACKS_WIDTH,
+    labels: best.labels,
+  };
+}
+
+// The cell under a point of the stage, or null.
+export function cellAt(plan, x, y) {
+  const column = Math.floor(x / plan.cellWidth);
+  const line = Math.floor(y / plan.cellHeight);
+  const inBand = column % (plan.gap + plan.slots);
+  if (x < 0 || y < 0 || column >= plan.columns || line >= plan.lines || inBand < plan.gap) return null;
+  const first = column - inBand + plan.gap;
+  const row = plan.spots.findIndex((spot) => spot.line === line && spot.column === first);
+  return row < 0 ? null : row * plan.slots + (inBand - plan.gap);
+}
+
+// Left, top, width and height of a cell in the stage.
+export function boxOf(plan, cell) {
+  const spot = plan.spots[Math.floor(cell / plan.slots)];
+  return {
+    left: (spot.column + (cell % plan.slots)) * plan.cellWidth,
+    top: spot.line * plan.cellHeight,
+    width: plan.cellWidth,
+    height: plan.cellHeight,
+  };
+}

@@ -1,0 +1,34 @@
+// Figures that the server describes (data-figure="address"): Plotly draws them in the theme's colours.
+import { loadPlotly, token } from "./plotly.js";
+
+const RENEW_MS = 60000;
+
+async function draw(element) {
+  const answer = await fetch(element.dataset.figure).catch(() => null);
+  if (!answer?.ok || answer.redirected) return;
+  const figure = await answer.json();
+  if (!figure.data.length) {
+    element.textContent = "Nothing has been recorded in the last hour.";
+    element.className = "soft";
+    return;
+  }
+  element.figure = figure;
+  await paint(element);
+}
+
+async function paint(element) {
+  const Plotly = await loadPlotly();
+  const { data, layout } = element.figure;
+  const soft = token("--ink-soft");
+  const axis = { gridcolor: token("--line-soft"), zeroline: false, linecolor: token("--line-soft"), tickfont: { size: 12, color: soft }, fixedrange: true };
+  const themed = { ...layout, paper_bgcolor: "transparent", plot_bgcolor: "transparent", margin: { l: 32, r: 8, t: 24, b: 28 }, font: { family: token("--font"), size: 12, color: soft }, hovermode: "closest", autosize: true };
+  for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) themed[name] = { ...axis, ...layout[name] };
+  for (const line of data) line.line.color = token(`--series-${(line.meta.colour % 6) + 1}`);
+  await Plotly.react(element, data, themed, { displayModeBar: false, responsive: true });
+}
+
+const elements = [...document.querySelectorAll("[data-figure]")];
+elements.forEach(draw);
+document.addEventListener("theme", () => elements.filter((element) => element.figure).forEach(paint));
+setInterval(() => { if (document.visibilityState === "visible") elements.forEach(draw); }, RENEW_MS);
+window.addEventListener("pagehide", () => elements.forEach((element) => window.Plotly?.purge(element)));

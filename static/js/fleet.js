@@ -1,0 +1,112 @@
+// The fleet page: two heatmaps and the strip of figures.
+import { liveLink } from "./live.js";
+import { Heatmap } from "./heatmap.js";
+import { openDrawer } from "./drawer.js";
+import { formats } from "./format.js";
+
+class Tip {
+  constructor(element, link) {
+    this.element = element;
+    this.link = link;
+    this.owner = null;
+  }
+
+  clockOffset() {
+    return this.link.clockOffset;
+  }
+
+  show(owner, said, x, y) {
+    this.owner = owner;
+    const head = document.createElement("b");
+    head.textContent = said.title;
+    const value = document.createElement("div");
+    value.textContent = said.value;
+    const lines = said.lines.map((line) => {
+      const element = document.createElement("span");
+      element.className = "soft";
+      element.textContent = line;
+      return element;
+    });
+    this.element.replaceChildren(head, value, ...lines);
+    this.element.hidden = false;
+    const { offsetWidth, offsetHeight } = this.element;
+    const left = Math.min(x + 14, window.innerWidth - offsetWidth - 8);
+    const top = y + 18 + offsetHeight > window.innerHeight ? y - offsetHeight - 10 : y + 18;
+    this.element.style.transform = `translate(${Math.max(8, left)}px, ${Math.max(8, top)}px)`;
+  }
+
+  hide(owner) {
+    if (this.owner !== owner) return;
+    this.owner = null;
+    this.element.hidden = true;
+  }
+}
+
+function at(object, path) {
+  return path.split(".").reduce((value, key) => (value === null || value === undefined ? value : value[key]), object);
+}
+
+// The figures: each element names what it shows (data-bind) and how (data-format).
+function showSummary(strip, summary) {
+  for (const element of strip.querySelectorAll("[data-bind]")) {
+    const value = at(summary, element.dataset.bind);
+    const text = formats[element.dataset.format](value);
+    if (element.textContent !== text) element.textContent = text;
+    if (element.dataset.zero) element.dataset.zero = String(!value);
+  }
+  for (const element of strip.querySelectorAll("[data-spark]")) drawSpark(element, summary.history?.[element.dataset.spark] ?? []);
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function drawSpark(element, values) {
+  const { width, height } = element.viewBox.baseVal;
+  const top = Math.max(0, ...values.filter((value) => value !== null)) || 1;
+  const step = width / Math.max(1, values.length - 1);
+  const pieces = [[]];
+  values.forEach((value, index) => {
+    if (value === null) pieces.push([]);
+    else pieces.at(-1).push(`${(index * step).toFixed(1)},${(height - 1 - (value / top) * (height - 2)).toFixed(1)}`);
+  });
+  const lines = pieces.filter((piece) => piece.length).map((piece) => {
+    const line = document.createElementNS(SVG, "polyline");
+    line.setAttribute("points", piece.join(" "));
+    return line;
+  });
+  element.querySelectorAll("polyline").forEach((line) => line.remove());
+  element.append(...lines);
+}
+
+function rememberInAddress(name, value) {
+  const address = new URL(window.location);
+  if (value) address.searchParams.set(name, value);
+  else address.searchParams.delete(name);
+  window.history.replaceState(null, "", address);
+}
+
+const link = liveLink();
+link.wantsLayout = true;
+const tip = new Tip(document.querySelector("[data-tip]"), link);
+const wanted = new URL(window.location).searchParams;
+
+const maps = [...document.querySelectorAll("[data-map]")].map((panel) => {
+  const select = panel.querySelector("[data-map-metric]");
+  const name = `map${panel.dataset.map}`;
+  if ([...select.options].some((option) => option.value === wanted.get(name))) select.value = wanted.get(name);
+  select.addEventListener("change", () => rememberInAddress(name, select.value));
+  return new Heatmap(panel, {
+    tip,
+    open: (url, id, opener) => { rememberInAddress("replica", id); openDrawer(url, opener); },
+  });
+});
+
+link.addEventListener("layout", ({ detail }) => maps.forEach((map) => map.setLayout(detail)));
+link.addEventListener("frame", ({ detail }) => { if (document.visibilityState === "visible") maps.forEach((map) => map.setFrame(detail)); });
+const strip = document.querySelector("[data-strip]");
+link.addEventListener("summary", ({ detail }) => showSummary(strip, detail));
+document.addEventListener("drawer-closed", () => rememberInAddress("replica", ""));
+window.addEventListener("pagehide", (event) => { if (!event.persisted) maps.forEach((map) => map.destroy()); });
+if (/^[0-9a-f-]{36}$/.test(wanted.get("replica") ?? "")) {
+  const url = document.querySelector("[data-cells]").dataset.drawerUrl;
+  openDrawer(url.replace("00000000-0000-0000-0000-000000000000", wanted.get("replica")));
+}
