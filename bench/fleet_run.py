@@ -107,7 +107,10 @@ def start_fleet(
 
 def wait_until_up(run: FleetRun, *, seconds: float = START_SECONDS) -> None:
     """Wait until it says that it is ready. Raises `FleetRunError`."""
-    run.wait_until((run.var / "up.json").exists, "the fleet to come up", seconds=seconds)
+    # One that was killed leaves its file behind, so whose it is matters.
+    run.wait_until(
+        lambda: run.summary()["pids"]["up"] == run.process.pid, "the fleet to come up", seconds=seconds
+    )
 
 
 @contextlib.contextmanager

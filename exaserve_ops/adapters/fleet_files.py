@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import stat
 from dataclasses import dataclass
@@ -105,6 +106,11 @@ def open_fleet_files(var: Path) -> FleetFiles:
     except OSError as error:
         raise FleetFilesError(f"cannot use {var}: {error.strerror}") from error
     return FleetFiles(var, _runtime_folder(var))
+
+
+def remove_runtime(files: FleetFiles) -> None:
+    """Remove the sockets of a fleet that has stopped; the next start makes them anew."""
+    shutil.rmtree(files.runtime, ignore_errors=True)
 
 
 def write_private(path: Path, text: str) -> None:

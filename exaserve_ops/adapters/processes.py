@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -89,6 +90,12 @@ def end_processes(
         open_identities = [identity for identity in open_identities if is_alive(identity)]
     for identity in open_identities:
         _send(identity, signal.SIGKILL)
+
+
+def reap(pid: int) -> None:
+    """Let the kernel forget a child of ours that has ended; harmless for any other process."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
 
 
 def _pids() -> list[int]:

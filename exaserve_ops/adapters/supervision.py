@@ -115,9 +115,12 @@ def render_config(
     return "\n".join(sections) + "\n"
 
 
-def start_supervisord(config: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start the process manager in a session of its own, out of reach of the terminal's Ctrl-C."""
-    return subprocess.Popen(  # noqa: S603 - our own interpreter and configuration
+def start_supervisord(config: Path, environment: Mapping[str, str]) -> int:
+    """Start the process manager in a session of its own, out of reach of the terminal's Ctrl-C.
+
+    Returns its process number. It may outlive us, so whoever ends it finds it by its identity.
+    """
+    process = subprocess.Popen(  # noqa: S603 - our own interpreter and configuration
         [sys.executable, "-m", "supervisor.supervisord", "-c", str(config)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -125,6 +128,8 @@ def start_supervisord(config: Path, environment: Mapping[str, str]) -> subproces
         env=dict(environment),
         start_new_session=True,
     )
+    process.returncode = 0  # nobody waits by this object: see `processes.reap`
+    return process.pid
 
 
 def write_config(files: FleetFiles, text: str) -> Path:

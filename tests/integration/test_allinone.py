@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from exaserve_ops.adapters.fleet_files import open_fleet_files
+from exaserve_ops.adapters.fleet_files import open_fleet_files, remove_runtime
 from exaserve_ops.adapters.processes import find_labelled, identify, is_alive
 from exaserve_ops.adapters.supervision import ProgramState, ProgramStatus
 from exaserve_ops.management.allinone import programs
@@ -237,3 +237,4 @@ def test_processes_of_a_fleet_are_found_by_label_and_its_replicas_by_node(tmp_pa
     finally:
         for process in started:
             process.communicate(b"\n")
+        remove_runtime(files)

@@ -17,8 +17,8 @@ import pytest
 import redis
 
 from exaserve_ops.adapters import stores
-from exaserve_ops.adapters.fleet_files import FleetFiles, open_fleet_files
-from exaserve_ops.adapters.processes import end_processes, find_labelled, identify
+from exaserve_ops.adapters.fleet_files import FleetFiles, open_fleet_files, remove_runtime
+from exaserve_ops.adapters.processes import end_processes, find_labelled, identify, reap
 from exaserve_ops.adapters.supervision import (
     Supervisor,
     control_socket,
@@ -73,7 +73,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
     all_programs = programs.store_programs(site_of(files), postgres.command(), valkey.command())
     control = control_socket(files)
     config = write_config(files, render_config(all_programs, files, control, as_root=os.geteuid() == 0))
-    process = start_supervisord(config, dict(os.environ))
+    manager = identify(start_supervisord(config, dict(os.environ)))
+    assert manager is not None
     supervisor = Supervisor(control)
     try:
         wait_until(supervisor.is_answering, "supervisord")
@@ -85,13 +86,14 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stores]:
         database_url = stores.create_database(files, postgres)
         yield Stores(files, postgres, supervisor, database_url, redis_url)
     finally:
-        process.terminate()
-        process.wait(DEADLINE_SECONDS)
+        end_processes([manager], patience_seconds=DEADLINE_SECONDS)
+        reap(manager.pid)
         end_processes(
             [found.identity for found in find_labelled(files.fleet_id)],
             stop_signal=signal.SIGKILL,
             patience_seconds=5,
         )
+        remove_runtime(files)
 
 
 def kill_program(running: Stores, name: str) -> int:
@@ -180,8 +182,14 @@ def test_lock_of_a_running_postgres_is_left_alone(running: Stores) -> None:
     assert lock.read_text() == before
 
 
-def test_lock_whose_number_was_taken_over_does_not_block_postgres(tmp_path: Path) -> None:
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[FleetFiles]:
     files = open_fleet_files(tmp_path / "var")
+    yield files
+    remove_runtime(files)
+
+
+def test_lock_whose_number_was_taken_over_does_not_block_postgres(files: FleetFiles) -> None:
     site = stores.prepare_postgres(files)
     lock = site.data / "postmaster.pid"
     lock.write_text(f"{os.getpid()}\n{site.data}\n")  # as after a restart of a container
@@ -189,8 +197,7 @@ def test_lock_whose_number_was_taken_over_does_not_block_postgres(tmp_path: Path
     assert not lock.exists()
 
 
-def test_half_made_database_is_made_anew(tmp_path: Path) -> None:
-    files = open_fleet_files(tmp_path / "var")
+def test_half_made_database_is_made_anew(files: FleetFiles) -> None:
     (files.var / "postgres.new").mkdir()
     (files.var / "postgres.new" / "PG_VERSION").write_text("18\n")
     site = stores.prepare_postgres(files)

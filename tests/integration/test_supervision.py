@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,9 @@ from exaserve_ops.adapters.fleet_files import (
     choose_port,
     lock_fleet,
     open_fleet_files,
+    remove_runtime,
 )
+from exaserve_ops.adapters.processes import ProcessIdentity, end_processes, identify, reap
 from exaserve_ops.adapters.supervision import (
     Program,
     ProgramState,
@@ -40,27 +43,31 @@ def wait_until(condition: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> FleetFiles:
-    return open_fleet_files(tmp_path / "var")
+def files(tmp_path: Path) -> Iterator[FleetFiles]:
+    files = open_fleet_files(tmp_path / "var")
+    yield files
+    remove_runtime(files)
 
 
 @pytest.fixture
 def supervise(files: FleetFiles) -> Iterator[Callable[[Program], Supervisor]]:
-    started = []
+    started: list[ProcessIdentity] = []
 
     def start(program: Program) -> Supervisor:
         control = control_socket(files)
         text = render_config([program], files, control, as_root=os.geteuid() == 0)
-        started.append(start_supervisord(write_config(files, text), dict(os.environ)))
+        manager = identify(start_supervisord(write_config(files, text), dict(os.environ)))
+        assert manager is not None
+        started.append(manager)
         supervisor = Supervisor(control)
         wait_until(supervisor.is_answering, "supervisord")
         supervisor.start(program.name)
         return supervisor
 
     yield start
-    for process in started:
-        process.terminate()
-        process.wait(DEADLINE_SECONDS)
+    end_processes(started, patience_seconds=DEADLINE_SECONDS)
+    for manager in started:
+        reap(manager.pid)
 
 
 def test_program_that_does_not_come_up_is_tried_again_until_it_does(
@@ -141,12 +148,11 @@ def test_taken_port_is_replaced_unless_somebody_asked_for_it(files: FleetFiles) 
 
 
 def test_runtime_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    base = tmp_path / "run"
-    base.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(base))
-    runtime = open_fleet_files(tmp_path / "var").runtime
-    assert runtime.parent == base
-    runtime.rmdir()
-    runtime.symlink_to(tmp_path)  # a trap: a link to where others can read
-    with pytest.raises(FleetFilesError, match="belongs to somebody else"):
-        open_fleet_files(tmp_path / "var")
+    with tempfile.TemporaryDirectory() as base:  # short, unlike `tmp_path`
+        monkeypatch.setenv("XDG_RUNTIME_DIR", base)
+        runtime = open_fleet_files(tmp_path / "var").runtime
+        assert runtime.parent == Path(base)
+        runtime.rmdir()
+        runtime.symlink_to(tmp_path)  # a trap: a link to where others can read
+        with pytest.raises(FleetFilesError, match="belongs to somebody else"):
+            open_fleet_files(tmp_path / "var")

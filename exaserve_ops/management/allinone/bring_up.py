@@ -33,10 +33,12 @@ def bring_up(fleet: Fleet) -> None:
         _run(fleet, "database schema", ("manage.py", "migrate_once"), limit_seconds=_ERRAND_SECONDS)
         _start_control_plane(fleet)
         if model is not None:
-            _wait_for_errand(fleet, "demo model", model)
-    _run(fleet, "accounts and demo", _provision_arguments(fleet), limit_seconds=_ERRAND_SECONDS)
+            _wait_for_errand(fleet, "demo model", model, told="made")
+    _run(fleet, "accounts, keys, model", _provision_arguments(fleet), limit_seconds=_ERRAND_SECONDS)
     _join_nodes(fleet)
     _start_agents(fleet)
+    if fleet.shape.with_demo:
+        _deploy_demo(fleet)
     if fleet.shape.with_demo and _wait_for_replicas(fleet) > 0:
         _wait_for_answer(fleet)
     if fleet.shape.with_load:
@@ -111,7 +113,7 @@ def _join_nodes(fleet: Fleet) -> None:
             "--address", programs.LOOPBACK,
             "--token-file", str(token),
         )  # fmt: skip
-        _run(fleet, f"{name} joins", arguments, limit_seconds=_SERVICE_SECONDS, secret=False)
+        _run(fleet, f"{name} joins", arguments, limit_seconds=_SERVICE_SECONDS, secret=False, told="joined")
         token.unlink()
 
 
@@ -125,6 +127,31 @@ def _start_agents(fleet: Fleet) -> None:
         lambda: readiness.silent_nodes(client, fleet.shape.node_names),
         limit_seconds=_SERVICE_SECONDS,
     )
+
+
+def _deploy_demo(fleet: Fleet) -> None:
+    """Ask for the demo once, now that every node is there to be spread over.
+
+    Whoever scales or deletes it afterwards has the last word, also over the next start.
+    """
+    client = api(fleet)
+    with fleet.console.stage("demo deployment") as stage:
+        try:
+            if client.get_all(f"/api/v1/deployments?name={readiness.DEMO}&ended=true"):
+                stage.outcome = "kept as it is"
+                return
+            model = client.get_all(f"/api/v1/models?name={readiness.DEMO_MODEL}")[0]
+            wish = {
+                "name": readiness.DEMO,
+                "model": model["id"],
+                "served_name": readiness.DEMO,
+                "engine": "torch",
+                "replicas": fleet.shape.replicas,
+            }
+            client.post("/api/v1/deployments", wish)
+        except (OSError, ValueError, LookupError) as error:
+            raise StartError(f"the demo cannot be deployed: {error}") from error
+        stage.outcome = f"{fleet.shape.replicas} replicas asked for"
 
 
 def _wait_for_replicas(fleet: Fleet) -> int:
@@ -204,6 +231,7 @@ def _run(
     *,
     limit_seconds: float,
     secret: bool = True,
+    told: str = "",
 ) -> None:
     """Run an errand to its end; `secret` lets it see the control plane's environment."""
     with run_errand(
@@ -213,15 +241,20 @@ def _run(
         code=fleet.site.code,
         environment=fleet.environment if secret else {},
     ) as errand:
-        _wait_for_errand(fleet, title, errand, limit_seconds=limit_seconds)
+        _wait_for_errand(fleet, title, errand, limit_seconds=limit_seconds, told=told)
 
 
 def _wait_for_errand(
-    fleet: Fleet, title: str, errand: Errand, *, limit_seconds: float = _ERRAND_SECONDS
+    fleet: Fleet,
+    title: str,
+    errand: Errand,
+    *,
+    limit_seconds: float = _ERRAND_SECONDS,
+    told: str = "",
 ) -> None:
     with fleet.console.stage(title) as stage:
         fleet.console.wait_until_done(stage, errand.missing, limit_seconds=limit_seconds, advice="Try again.")
-        stage.outcome = errand.last_line() or "done"
+        stage.outcome = told or errand.last_line()
 
 
 def _model_errand(fleet: Fleet) -> contextlib.AbstractContextManager[Errand]:
@@ -239,7 +272,7 @@ def _provision_arguments(fleet: Fleet) -> tuple[str, ...]:
     for name in fleet.shape.node_names:
         arguments += ["--node", f"{name}={_known_identity(fleet, name)}"]
     if fleet.shape.with_demo:
-        arguments += ["--model", str(model_folder(fleet)), "--replicas", str(fleet.shape.replicas)]
+        arguments += ["--model", str(model_folder(fleet))]
     return tuple(arguments)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -94,25 +95,18 @@ def assemble_fleet(
 
 
 def start_process_manager(fleet: Fleet) -> None:
-    """Start supervisord, and note who it is, so that a later `up` can find it for certain."""
+    """Start supervisord, and note who it is, so that it is found for certain when it has to end."""
     label = {FLEET_VARIABLE: fleet.files.fleet_id, PROGRAM_VARIABLE: "supervisord"}
-    process = start_supervisord(fleet.files.var / "supervisor.conf", plain_environment() | label)
-    identity = identify(process.pid)
+    pid = start_supervisord(fleet.files.var / "supervisor.conf", plain_environment() | label)
+    identity = identify(pid)
+    if identity is not None:
+        fleet.files.write_json(SUPERVISORD_STATE, dataclasses.asdict(identity))
     with fleet.console.stage("process manager") as stage:
         fleet.console.wait_until_done(
             stage,
             lambda: "" if fleet.supervisor.is_answering() else "supervisord",
             limit_seconds=30,
             advice=f"See {fleet.files.logs / 'supervisord.log'}.",
-        )
-    if identity is not None:
-        fleet.files.write_json(
-            SUPERVISORD_STATE,
-            {
-                "pid": identity.pid,
-                "start_ticks": identity.start_ticks,
-                "boot_id": identity.boot_id,
-            },
         )
 
 

@@ -13,6 +13,7 @@ from exaserve_ops.management.allinone.rest import RestClient
 
 DEMO = "demo"
 """Name of the demo deployment, and of the model that clients ask for."""
+DEMO_MODEL = "demo-llama"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,8 @@ def silent_nodes(client: RestClient, names: tuple[str, ...]) -> str:
     nodes = _ask(client, "/api/v1/nodes")
     if isinstance(nodes, str):
         return nodes
-    live = {node["name"] for node in nodes if node["liveness"] == "live"}
-    missing = [name for name in names if name not in live]
+    alive = {node["name"] for node in nodes if node["liveness"] == "alive"}
+    missing = [name for name in names if name not in alive]
     return f"no heartbeat yet of {', '.join(missing)}" if missing else ""
 
 

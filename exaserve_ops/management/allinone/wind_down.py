@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from exaserve_ops.adapters.fleet_files import FleetFiles
+from exaserve_ops.adapters.fleet_files import FleetFiles, remove_runtime
 from exaserve_ops.adapters.processes import (
     LabelledProcess,
     ProcessIdentity,
     end_processes,
     find_labelled,
     is_alive,
+    reap,
 )
 from exaserve_ops.adapters.supervision import (
     SupervisionError,
@@ -47,6 +48,7 @@ def wind_down(
     _end_supervisord(files, supervisor)
     end_leftovers(files, interrupts, with_replicas=True)
     files.summary.unlink(missing_ok=True)
+    remove_runtime(files)
 
 
 def clear_earlier_run(files: FleetFiles, console: Console, interrupts: Interrupts) -> None:
@@ -143,6 +145,7 @@ def _end_supervisord(files: FleetFiles, supervisor: Supervisor) -> None:
         identity = ProcessIdentity(state["pid"], state["start_ticks"], state["boot_id"])
         end_processes([identity], patience_seconds=_STAGE_SECONDS)
         _await_end(identity)
+        reap(identity.pid)
     (files.var / SUPERVISORD_STATE).unlink(missing_ok=True)
 
 

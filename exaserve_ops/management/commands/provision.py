@@ -21,20 +21,17 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import create_join_token
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import OpsError
-from exaserve_ops.serving.models import Deployment
-from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment
+from exaserve_ops.management.allinone.readiness import DEMO_MODEL
 from exaserve_ops.serving.services.models import register_model
 
 ADMIN = "admin"
 ACTOR = "up"
-DEMO = "demo"
-DEMO_MODEL = "demo-llama"
 
 
 class Command(BaseCommand):
-    """Administrator, key, join tokens, and the demo. Secrets go into private files, not to output."""
+    """Administrator, key, join tokens, demo model. Secrets go into private files, not to output."""
 
-    help = "Make administrator, API key, join tokens and the demo deployment, where missing."
+    help = "Make administrator, API key, join tokens and the demo model's entry, where missing."
     requires_system_checks = ()
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -42,8 +39,7 @@ class Command(BaseCommand):
         parser.add_argument(
             "--node", action="append", default=[], metavar="NAME=ID", help="a node that shall join"
         )
-        parser.add_argument("--model", type=Path, help="folder of the demo model; without: no demo")
-        parser.add_argument("--replicas", type=int, default=1, help="of the demo, when it is made")
+        parser.add_argument("--model", type=Path, help="folder of the demo model")
 
     def handle(self, *_arguments: Any, **options: Any) -> None:  # noqa: ANN401 - Django's signature
         """Do each part that has not been done."""
@@ -55,7 +51,8 @@ class Command(BaseCommand):
                 name, _, known_id = node.partition("=")
                 _ensure_may_join(files, name, known_id)
             if options["model"]:
-                _ensure_demo(options["model"], options["replicas"])
+                facts = ModelFolder().read(str(options["model"].absolute()))
+                register_model(name=DEMO_MODEL, facts=facts, actor=ACTOR, now=clock.now())
         except OpsError as error:
             raise CommandError(str(error)) from error
         self.stdout.write("ready")
@@ -86,13 +83,3 @@ def _ensure_may_join(files: FleetFiles, name: str, known_id: str) -> None:
     (files.node_home(name) / "identity.json").unlink(missing_ok=True)
     _, text = create_join_token(actor=ACTOR, now=clock.now(), note=f"{name} of this machine")
     write_private(files.secret_path(f"join-{name}"), text)
-
-
-def _ensure_demo(folder: Path, replicas: int) -> None:
-    """Make the demo once; how many replicas it has afterwards is for people to say."""
-    facts = ModelFolder().read(str(folder.absolute()))
-    model = register_model(name=DEMO_MODEL, facts=facts, actor=ACTOR, now=clock.now())
-    if Deployment.objects.filter(name=DEMO).exists():
-        return
-    wish = DeploymentWish(name=DEMO, model_id=model.pk, replicas=replicas, engine="torch", served_name=DEMO)
-    create_deployment(wish, actor=ACTOR, now=clock.now())
