@@ -115,6 +115,14 @@ def test_prefix_hit_changes_no_token(bench: Bench) -> None:
     bench.assert_greedy(longer, outcome.generated[2])
 
 
+def test_prompt_that_is_wholly_in_cache_still_computes_its_last_token(bench: Bench) -> None:
+    (first,) = prompts_of(bench.vocabulary_size, [48])
+    outcome = bench.run([first, Prompt(first.tokens, 12, arrives_at_step=20)], ROOMY)
+    assert outcome.cached_tokens == [0, 32]
+    assert outcome.generated[0] == outcome.generated[1]
+    bench.assert_greedy(first, outcome.generated[1])
+
+
 def test_generated_text_is_reused_by_the_next_turn(bench: Bench) -> None:
     (first,) = prompts_of(bench.vocabulary_size, [40])
     long_first = Prompt(first.tokens, 30)
