@@ -81,7 +81,7 @@ def quantise(value: float | None, scale: float, *, stale: bool = False) -> int:
         return STALE
     if math.isnan(value):
         return NOT_A_NUMBER
-    return min(HIGHEST, max(0, round(min(value / scale, float(HIGHEST)))))
+    return round(min(float(HIGHEST), max(0.0, value / scale)))
 
 
 def encode_frame(

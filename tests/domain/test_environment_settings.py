@@ -1,0 +1,65 @@
+"""Settings from the environment: wrong ones are refused with what to set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from exaserve_ops.settings.env import EnvironmentSettingError, read_environment, require
+
+
+def test_nothing_set_gives_a_local_address_and_cannot_run() -> None:
+    environment = read_environment({})
+    assert environment.origin == "http://127.0.0.1:8000"
+    with pytest.raises(EnvironmentSettingError, match="DATABASE_URL, REDIS_URL, EXAOPS_SECRET_KEY"):
+        require(environment)
+
+
+def test_public_url_gives_hosts_origin_path_and_tls() -> None:
+    environment = read_environment({"EXAOPS_PUBLIC_URL": "https://ops.example:8443/fleet/"})
+    assert environment.hosts == ["ops.example"]
+    assert environment.origin == "https://ops.example:8443"
+    assert (environment.base_path, environment.uses_tls) == ("/fleet", True)
+
+
+@pytest.mark.parametrize("url", ["ops.example", "ftp://ops.example", "https://", ""])
+def test_public_url_that_is_none_is_refused(url: str) -> None:
+    with pytest.raises(EnvironmentSettingError, match="EXAOPS_PUBLIC_URL"):
+        read_environment({"EXAOPS_PUBLIC_URL": url})
+
+
+@pytest.mark.parametrize("secret", ["abc", "zz" * 32, "ab" * 31, "ab" * 33])
+def test_fleet_secret_of_another_size_is_refused_and_not_repeated(secret: str) -> None:
+    with pytest.raises(EnvironmentSettingError) as caught:
+        read_environment({"EXAOPS_FLEET_SECRET": secret})
+    assert secret not in str(caught.value)
+
+
+def test_agents_get_the_common_redis_unless_told_another() -> None:
+    both = {"REDIS_URL": "redis://a", "EXAOPS_AGENT_REDIS_URL": "rediss://b"}
+    assert read_environment(both).agent_redis_url == "rediss://b"
+    assert read_environment({"REDIS_URL": "redis://a"}).agent_redis_url == "redis://a"
+
+
+def test_database_connections_are_pooled_and_bounded(tmp_path: Path) -> None:
+    entry = read_environment(
+        {
+            "DATABASE_URL": f"postgresql:///ops?host={tmp_path}&user=me",
+            "EXAOPS_DATABASE_POOL_MAX_CONNECTIONS": "7",
+        }
+    ).database()
+    assert (entry["NAME"], entry["USER"], entry["HOST"]) == ("ops", "me", str(tmp_path))
+    assert entry["CONN_MAX_AGE"] == 0
+    assert entry["OPTIONS"]["pool"]["max_size"] == 7
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "ten", "1.5", ""])
+def test_pool_size_that_is_no_count_is_refused(count: str) -> None:
+    with pytest.raises(EnvironmentSettingError, match="EXAOPS_DATABASE_POOL_MAX_CONNECTIONS"):
+        read_environment({"EXAOPS_DATABASE_POOL_MAX_CONNECTIONS": count})
+
+
+def test_address_that_is_no_database_is_refused() -> None:
+    with pytest.raises(EnvironmentSettingError, match="DATABASE_URL"):
+        read_environment({"DATABASE_URL": "postgresql://[broken"}).database()

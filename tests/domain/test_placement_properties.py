@@ -1,0 +1,139 @@
+"""Placement never promises what is not there, explains itself, and spreads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exaserve_ops.serving.domain.placement import (
+    AcceleratorRoom,
+    NodeRoom,
+    Placement,
+    PlacementRequest,
+    Refusal,
+    choose_placement,
+)
+
+
+@st.composite
+def rooms(draw: st.DrawFn, index: int) -> NodeRoom:
+    count = draw(st.integers(0, 4))
+    accelerators = tuple(
+        AcceleratorRoom(f"n{index}-a{i}", "cuda", draw(st.integers(0, 100)), draw(st.integers(0, 100)))
+        for i in range(count)
+    )
+    accepts = draw(st.booleans())
+    return NodeRoom(
+        node_id=f"id-{index}",
+        name=f"n{index}",
+        accepts=accepts,
+        refusal="" if accepts else "cordoned",
+        engines=frozenset(draw(st.sets(st.sampled_from(["torch", "simulated"])))),
+        rack=draw(st.sampled_from(["", "r1", "r2"])),
+        accelerators=accelerators,
+        same_deployment=draw(st.integers(0, 3)),
+        replicas=3,
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[NodeRoom, ...]:
+    return tuple(draw(rooms(index)) for index in range(draw(st.integers(0, 6))))
+
+
+requests = st.builds(
+    PlacementRequest,
+    engine=st.sampled_from(["torch", "simulated"]),
+    memory_bytes=st.integers(0, 120),
+    accelerators=st.integers(1, 3),
+    nodes=st.sampled_from([(), ("n0",), ("n1", "n2")]),
+)
+
+
+@given(requests, fleets())
+def test_choice_fits_a_node_that_accepts(request: PlacementRequest, fleet: tuple[NodeRoom, ...]) -> None:
+    choice = choose_placement(request, fleet)
+    if isinstance(choice, Refusal):
+        return
+    [node] = [n for n in fleet if n.node_id == choice.node_id]
+    assert node.accepts
+    assert request.engine in node.engines
+    assert not request.nodes or node.name in request.nodes
+    chosen = [a for a in node.accelerators if a.uuid in choice.accelerator_uuids]
+    assert len(chosen) == request.accelerators == len(set(choice.accelerator_uuids))
+    assert all(a.free_bytes >= request.bytes_each for a in chosen)
+    assert request.bytes_each * request.accelerators >= request.memory_bytes
+    assert choice.why
+
+
+@given(requests, fleets())
+def test_refusal_has_a_reason_for_each_node(request: PlacementRequest, fleet: tuple[NodeRoom, ...]) -> None:
+    choice = choose_placement(request, fleet)
+    if isinstance(choice, Refusal):
+        assert sorted(name for name, _ in choice.reasons) == sorted(n.name for n in fleet)
+        assert all(reason for _, reason in choice.reasons)
+        assert choice.summary()
+
+
+@given(requests, fleets(), st.randoms(use_true_random=False))
+def test_choice_does_not_depend_on_the_order_of_the_nodes(
+    request: PlacementRequest,
+    fleet: tuple[NodeRoom, ...],
+    random: object,
+) -> None:
+    shuffled = list(fleet)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # Hypothesis's Random
+    assert choose_placement(request, shuffled) == choose_placement(request, fleet)
+
+
+@given(st.integers(1, 6), st.integers(0, 40), st.integers(1, 3))
+def test_replicas_of_one_deployment_spread_evenly(nodes: int, replicas: int, racks: int) -> None:
+    fleet = {
+        f"id-{i}": NodeRoom(
+            f"id-{i}",
+            f"n{i}",
+            True,
+            "",
+            frozenset({"torch"}),
+            f"r{i % racks}",
+            (AcceleratorRoom(f"a{i}", "cuda", 10_000, 0),),
+            0,
+            0,
+        )
+        for i in range(nodes)
+    }
+    request = PlacementRequest("torch", 10)
+    for _ in range(replicas):
+        choice = choose_placement(request, tuple(fleet.values()))
+        assert isinstance(choice, Placement)
+        fleet[choice.node_id] = fleet[choice.node_id].reserve(choice.accelerator_uuids, request.bytes_each)
+    counts = [node.same_deployment for node in fleet.values()]
+    assert max(counts) - min(counts) <= 1
+    assert sum(counts) == replicas
+
+
+@given(requests, fleets())
+def test_filling_the_fleet_never_promises_memory_twice(
+    request: PlacementRequest, fleet: tuple[NodeRoom, ...]
+) -> None:
+    request = replace(request, memory_bytes=max(1, request.memory_bytes))
+    rooms_by_id = {node.node_id: node for node in fleet}
+    for _ in range(1000):
+        choice = choose_placement(request, tuple(rooms_by_id.values()))
+        if isinstance(choice, Refusal):
+            break
+        node = rooms_by_id[choice.node_id]
+        before = {a.uuid: a.reserved_bytes for a in node.accelerators}
+        rooms_by_id[choice.node_id] = node.reserve(choice.accelerator_uuids, request.bytes_each)
+        for a in rooms_by_id[choice.node_id].accelerators:
+            assert a.reserved_bytes == before[a.uuid] or a.reserved_bytes <= a.memory_bytes
+    else:
+        raise AssertionError("the fleet never fills")
+
+
+def test_long_refusals_are_cut_short_for_people() -> None:
+    refusal = Refusal(tuple((f"n{i}", "dead") for i in range(6)))
+    assert refusal.summary() == "n0: dead; n1: dead; n2: dead; n3: dead; and 2 more nodes"
+    assert Refusal(()).summary() == "no nodes have joined"
