@@ -90,11 +90,12 @@ def test_choice_does_not_depend_on_the_order_of_the_nodes(
 
 @given(st.integers(1, 6), st.integers(0, 40), st.integers(1, 3))
 def test_replicas_of_one_deployment_spread_evenly(nodes: int, replicas: int, racks: int) -> None:
+    node_accepts = True
     fleet = {
         f"id-{i}": NodeRoom(
             f"id-{i}",
             f"n{i}",
-            True,
+            node_accepts,
             "",
             frozenset({"torch"}),
             f"r{i % racks}",

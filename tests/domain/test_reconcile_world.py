@@ -44,14 +44,22 @@ class World:
 
     def snapshot(self) -> DeploymentSnapshot:
         holding = [r for r in self.replicas.values() if r.id in self.node_of and r.status != states.STOPPED]
-        rooms = []
+        rooms, accepts = [], True
         for index in range(self.nodes):
             here = [r for r in holding if self.node_of[r.id] == f"id-{index}"]
             same = sum(r.wanted == "run" for r in here)
             device = AcceleratorRoom(f"a{index}", "cuda", self.slots, len(here))
             rooms.append(
                 NodeRoom(
-                    f"id-{index}", f"n{index}", True, "", frozenset({"torch"}), "", (device,), same, len(here)
+                    f"id-{index}",
+                    f"n{index}",
+                    accepts,
+                    "",
+                    frozenset({"torch"}),
+                    "",
+                    (device,),
+                    same,
+                    len(here),
                 )
             )
         live = tuple(r for r in self.replicas.values() if r.status != states.STOPPED)
@@ -80,9 +88,9 @@ class World:
     def settle(self) -> int:
         """Reconcile and obey until nothing is left to do; returns the number of rounds."""
         for rounds in range(1, 20):
-            steps = self.reconcile()
+            steps, before = self.reconcile(), dict(self.replicas)
             self.obey()
-            if not steps:
+            if not steps and self.replicas == before:
                 return rounds
         raise AssertionError(f"no rest after 19 rounds: {plan_deployment(self.snapshot())}")
 
