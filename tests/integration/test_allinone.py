@@ -14,7 +14,7 @@ import pytest
 
 from exaserve_ops.adapters.fleet_files import open_fleet_files, remove_runtime
 from exaserve_ops.adapters.processes import find_labelled, identify, is_alive
-from exaserve_ops.adapters.supervision import ProgramState, ProgramStatus
+from exaserve_ops.adapters.supervision import Program, ProgramState, ProgramStatus
 from exaserve_ops.management.allinone import programs
 from exaserve_ops.management.allinone.console import (
     Console,
@@ -46,7 +46,7 @@ def shape(nodes: int = 2, replicas: int = 2) -> programs.FleetShape:
     return programs.FleetShape(nodes, replicas, with_demo=True, with_load=True, cpu_count=8, memory_bytes=100)
 
 
-def all_programs(tmp_path: Path) -> list[programs.Program]:
+def all_programs(tmp_path: Path) -> list[Program]:
     here = site(tmp_path)
     environment = programs.control_environment(here, ADDRESSES, SECRETS)
     return [
@@ -84,8 +84,8 @@ def test_every_program_is_labelled(tmp_path: Path) -> None:
 def test_whoever_brings_work_stops_first_and_whoever_keeps_it_last(tmp_path: Path) -> None:
     names = [program.name for program in all_programs(tmp_path)]
     assert programs.stop_stages(names) == (
-        ("load",), ("gateway",), ("agent-1", "agent-2"), ("beat", "chores"),
-        ("controllers",), ("web",), ("valkey",), ("postgres",),
+        ("load",), ("gateway",), ("agent-1", "agent-2"), ("beat", "chores", "controllers"),
+        ("web",), ("valkey",), ("postgres",),
     )  # fmt: skip
     assert programs.stop_stages(["postgres", "web"]) == (("web",), ("postgres",))
 

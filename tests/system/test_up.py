@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,7 +141,7 @@ def test_no_process_shows_a_secret_on_its_command_line(fleet: FleetRun) -> None:
 def test_second_up_in_the_same_folder_is_refused(fleet: FleetRun) -> None:
     environment = {**os.environ, "EXAOPS_VAR_DIR": str(fleet.var)}
     second = subprocess.run(
-        [fleet.process.args[0], "manage.py", "up"],  # type: ignore[index]  # a list: we made it
+        [sys.executable, "manage.py", "up"],
         cwd=CODE, env=environment, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert second.returncode == 1

@@ -194,7 +194,9 @@ def stop_stages(names: Iterable[str]) -> tuple[tuple[str, ...], ...]:
     """
     known = sorted(names)
     agents = tuple(name for name in known if name.startswith(AGENT_PREFIX))
-    order = ((LOAD,), (GATEWAY,), agents, (BEAT, CHORES), (CONTROLLERS,), (WEB,), (VALKEY,), (POSTGRES,))
+    # The controllers go soon after the agents: left alone with silent nodes, they would declare them dead.
+    control = (BEAT, CHORES, CONTROLLERS)
+    order = ((LOAD,), (GATEWAY,), agents, control, (WEB,), (VALKEY,), (POSTGRES,))
     stages = (tuple(name for name in stage if name in known) for stage in order)
     return tuple(stage for stage in stages if stage)
 
