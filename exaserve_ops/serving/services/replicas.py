@@ -143,7 +143,9 @@ def record_observation(
     _take_over(replica, observed, now)
     replica.save()
     if REPLICA.allows(replica.status, observed.event):
-        reason = observed.reason or replica.reason
+        # Why it was let go stands until the end; any other old reason was about the status before.
+        ending = replica.wanted != Replica.Wanted.RUN
+        reason = observed.reason or (replica.reason if ending else "")
         return advance_replica(replica.pk, observed.event, reason=reason, actor=actor, now=now)
     if observed.reason and replica.reason != observed.reason:
         replica.reason = observed.reason
