@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 Figure = dict[str, Any]
+_TIME_AXIS = {"type": "date", "tickformat": "%H:%M", "nticks": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +30,30 @@ class Panel:
     top: float | None = None
 
 
-def small_multiples(panels: Sequence[Panel]) -> Figure:
-    """Panels side by side over one time span, each with its own axis and the same line colours."""
+def small_multiples(panels: Sequence[Panel], *, columns: int = 4) -> Figure:
+    """Panels in a grid over one time span, each with its own axis and the same line colours."""
     data: list[Figure] = []
     layout: Figure = {"showlegend": False, "annotations": []}
     colours = _colour_indexes(panels)
-    width = 1 / max(1, len(panels))
+    rows = -(-len(panels) // columns)
     for index, panel in enumerate(panels):
         suffix = "" if index == 0 else str(index + 1)
-        left, right = index * width + 0.03, (index + 1) * width - 0.01
-        layout[f"xaxis{suffix}"] = {"domain": [left, right], "anchor": f"y{suffix}", "type": "date"}
-        layout[f"yaxis{suffix}"] = _value_axis(panel, f"x{suffix}")
-        layout["annotations"].append(_title(panel.title, left))
+        across, down = _span(index % columns, columns), _span(rows - 1 - index // columns, rows)
+        layout[f"xaxis{suffix}"] = {"domain": across, "anchor": f"y{suffix}", **_TIME_AXIS}
+        layout[f"yaxis{suffix}"] = {"domain": down, "anchor": f"x{suffix}", **_value_axis(panel)}
+        layout["annotations"].append(_title(panel.title, across[0], down[1]))
         data += [_line(series, suffix, colours[series.name]) for series in panel.series]
     return {"data": data, "layout": layout}
+
+
+def by_minute(
+    name: str, known: Mapping[datetime, float | None], *, since: datetime, until: datetime
+) -> Series:
+    """Series with one point a minute; a minute that nobody recorded is a gap, not a straight line."""
+    first = since.replace(second=0, microsecond=0)
+    count = int((until - first).total_seconds() // 60) + 1
+    at = [first + timedelta(minutes=index) for index in range(count)]
+    return Series(name, at, [known.get(moment) for moment in at])
 
 
 def sparkline_points(
@@ -75,13 +86,19 @@ def _line(series: Series, suffix: str, colour: int) -> Figure:
         "xaxis": f"x{suffix}",
         "yaxis": f"y{suffix}",
         "connectgaps": False,
+        "hovertemplate": "%{y} at %{x|%H:%M}<extra>%{fullData.name}</extra>",
         "line": {"width": 1.5},
         "meta": {"colour": colour},
     }
 
 
-def _value_axis(panel: Panel, anchor: str) -> Figure:
-    axis: Figure = {"anchor": anchor, "rangemode": "tozero", "nticks": 4}
+def _span(index: int, count: int) -> list[float]:
+    """Part of the width or height that one of `count` panels takes, with room for labels."""
+    return [(index + 0.14) / count, (index + 0.98) / count] if count > 1 else [0.0, 1.0]
+
+
+def _value_axis(panel: Panel) -> Figure:
+    axis: Figure = {"rangemode": "tozero", "nticks": 4}
     if panel.unit == "ratio":
         axis["tickformat"] = ".0%"
     elif panel.unit == "seconds":
@@ -91,9 +108,9 @@ def _value_axis(panel: Panel, anchor: str) -> Figure:
     return axis
 
 
-def _title(text: str, left: float) -> Figure:
+def _title(text: str, left: float, top: float) -> Figure:
     return {
-        "text": text, "x": left, "y": 1.0, "xref": "paper", "yref": "paper",
+        "text": text, "x": left, "y": top, "xref": "paper", "yref": "paper",
         "xanchor": "left", "yanchor": "bottom", "showarrow": False,
     }  # fmt: skip
 

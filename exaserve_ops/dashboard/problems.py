@@ -16,6 +16,8 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.models import Replica
 
 MAX_SHOWN = 12
+DEGRADED = "degraded"
+"""Word for a node whose heartbeats arrive while a part of its agent stands still."""
 PROBLEM_EVENTS = (
     "missed", "lost", "node_lost", "seen_failed", "seen_backing_off", "exited", "degraded", "waits",
 )  # fmt: skip
@@ -75,7 +77,7 @@ def _of_node(node: Node) -> Problem:
         kind="node",
         name=node.name,
         url=reverse("node", args=[node.pk]),
-        status=node.liveness,
+        status=DEGRADED if degraded else node.liveness,
         since=node.liveness_changed_at,
         cause=node.degraded_reason if degraded else node.liveness_reason,
         doing="Heartbeats still arrive; see the node." if degraded else _DOING.get(node.liveness, ""),

@@ -35,6 +35,7 @@ _LOOKS = {
         "alive": ("good", "circle"),
         "suspect": ("warn", "triangle"),
         "dead": ("bad", "cross"),
+        "degraded": ("warn", "triangle"),
     },
     "replica": {
         "pending": ("idle", "ring"),

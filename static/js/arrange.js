@@ -2,7 +2,7 @@
 //
 // Nodes are lines, grouped by rack with a gap between racks. Many nodes are laid in several bands side
 // by side, as many as make the cells largest, so that a whole fleet is seen at once without scrolling.
-const MAX_CELL_WIDTH = 44;
+const MAX_CELL_WIDTH = 80;
 const MAX_CELL_HEIGHT = 28;
 const NAME_MIN_HEIGHT = 13;
 const NAMES_WIDTH = 104;
@@ -24,10 +24,12 @@ export function arrange(rows, slots, width, height) {
   return place(best, lines, slots);
 }
 
+// Indexes of rows; -1 is the line above a rack that carries its name (or only keeps racks apart).
 function linesOf(rows) {
   const lines = [];
+  const many = rows.some((row) => row.rack !== rows[0].rack);
   rows.forEach((row, index) => {
-    if (index > 0 && row.rack !== rows[index - 1].rack) lines.push(-1);
+    if (many && (index === 0 || row.rack !== rows[index - 1].rack)) lines.push(-1);
     lines.push(index);
   });
   return lines;
@@ -36,15 +38,17 @@ function linesOf(rows) {
 function place(best, lines, slots) {
   const gap = Math.max(1, Math.ceil(best.labels / best.cellWidth));
   const spots = [];
+  const headers = [];
   lines.forEach((row, at) => {
-    if (row < 0) return;
-    const band = Math.floor(at / best.perBand);
-    spots[row] = { line: at % best.perBand, column: band * (gap + slots) + gap };
+    const spot = { line: at % best.perBand, column: Math.floor(at / best.perBand) * (gap + slots) + gap };
+    if (row < 0) headers.push({ ...spot, row: lines[at + 1] });
+    else spots[row] = spot;
   });
   return {
     slots,
     gap,
     spots,
+    headers,
     lines: best.perBand,
     columns: best.bands * (gap + slots),
     cellWidth: best.cellWidth,

@@ -10,6 +10,7 @@ import { loadPlotly, token } from "./plotly.js";
 const OUTLINED = new Set(["unreachable", "failed"]);
 const CIVIDIS = new Set(["kv_used_ratio", "prefix_hit_ratio", "generation_tokens_per_second"]);
 const GAP_FROM_PIXELS = 6;
+const NO_ID = "00000000-0000-0000-0000-000000000000";
 const REMEMBERED_SECONDS = 600;
 
 export class Heatmap {
@@ -31,6 +32,7 @@ export class Heatmap {
     this.pointer = null;
     this.remembered = new Map();
     this.drawn = "";
+    this.reasons = new Map();
     this.select.addEventListener("change", () => { this.remembered.clear(); this.arrange(); });
     this.cells.addEventListener("pointermove", (event) => this.point(event));
     this.cells.addEventListener("pointerleave", () => this.unpoint());
@@ -61,6 +63,7 @@ export class Heatmap {
   setLayout(layout) {
     this.layout = layout;
     this.remembered.clear();
+    this.reasons.clear();
     this.active = null;
     this.arrange();
   }
@@ -165,7 +168,7 @@ export class Heatmap {
 
   paintRest() {
     const context = this.freshCanvas();
-    const colours = { hatch: token("--hatch"), veil: token("--veil"), bad: token("--bad"), nan: token("--nan"), ink: token("--ink-soft"), surface: token("--surface") };
+    const colours = { hatch: token("--hatch"), veil: token("--veil"), bad: token("--bad"), warn: token("--warn"), sunken: token("--sunken"), nan: token("--nan"), ink: token("--ink-soft"), surface: token("--surface") };
     const hatch = hatchPattern(context, colours.hatch);
     this.layout.rows.forEach((row, index) => {
       for (let slot = 0; slot < this.plan.slots; slot += 1) this.paintCell(context, index * this.plan.slots + slot, row, colours, hatch);
@@ -179,28 +182,35 @@ export class Heatmap {
     const code = this.frame.codes[this.metricIndex][cell];
     const { left, top, width, height } = inner(boxOf(this.plan, cell));
     const shown = this.shownCode(cell);
-    if (shown === MISSING) fillBox(context, hatch, left, top, width, height);
-    else if (shown === NOT_A_NUMBER) paintNotANumber(context, colours, left, top, width, height);
+    if (shown === MISSING) {
+      fillBox(context, code === STALE ? colours.sunken : hatch, left, top, width, height);
+      if (Math.min(width, height) >= GAP_FROM_PIXELS) border(context, colours.hatch, left, top, width, height);
+    }
+    if (shown === NOT_A_NUMBER) paintNotANumber(context, colours, left, top, width, height);
     if (code === STALE && shown !== MISSING) fillBox(context, colours.veil, left, top, width, height);
     if (OUTLINED.has(this.layout.statuses[status]) || row.liveness === "dead") outline(context, colours, left, top, width, height);
   }
 
+  // Names of nodes where lines are high enough; names of racks always.
   paintNames(context, colours) {
-    context.fillStyle = colours.ink;
-    context.font = `12px ${token("--font")}`;
+    const { plan } = this;
     context.textBaseline = "middle";
-    let previous = null;
+    context.font = `600 12px ${token("--font")}`;
+    context.fillStyle = colours.ink;
+    for (const header of plan.headers) this.paintLabel(context, header, this.layout.rows[header.row].rack);
+    if (!plan.named) return;
+    context.font = `12px ${token("--font")}`;
     this.layout.rows.forEach((row, index) => {
-      const spot = this.plan.spots[index];
-      const text = this.plan.named ? row.name : previous !== row.rack ? row.rack : "";
-      previous = row.rack;
-      if (!text) return;
-      const left = (spot.column - this.plan.gap) * this.plan.cellWidth;
-      const top = spot.line * this.plan.cellHeight + Math.max(this.plan.cellHeight / 2, this.plan.named ? 0 : 6);
-      const room = this.plan.gap * this.plan.cellWidth - 8;
-      context.fillStyle = row.liveness === "dead" && this.plan.named ? colours.bad : colours.ink;
-      context.fillText(fit(context, text, room), left, top);
+      context.fillStyle = row.liveness === "dead" ? colours.bad : row.liveness === "suspect" ? colours.warn : colours.ink;
+      this.paintLabel(context, plan.spots[index], row.name);
     });
+  }
+
+  paintLabel(context, spot, text) {
+    const { cellWidth, cellHeight, gap, named } = this.plan;
+    const left = (spot.column - gap) * cellWidth;
+    const top = spot.line * cellHeight + (named ? cellHeight / 2 : Math.max(6, cellHeight));
+    context.fillText(fit(context, text, gap * cellWidth - 8), left, top);
   }
 
   freshCanvas() {
@@ -284,9 +294,24 @@ export class Heatmap {
         `${status.replaceAll("_", " ")}${replica ? ` · ${replica.deployment} · ${replica.model}` : ""}`,
         `node ${row.name} (${row.liveness}${row.simulated ? ", simulated" : ""})${row.rack ? ` · ${row.rack}` : ""}`,
         `measured ${ago(Math.max(0, Date.now() / 1000 + this.tip.clockOffset() - this.frame.builtAt))}`,
-        replica?.reason ?? "",
+        replica ? this.whyOf(replica, status) : "",
       ].filter(Boolean),
     };
+  }
+
+  // Why a replica is not ready: asked for once, when somebody looks.
+  whyOf(replica, status) {
+    if (status === "ready") return "";
+    const key = `${replica.id}/${status}`;
+    if (!this.reasons.has(key)) {
+      this.reasons.set(key, "");
+      const url = this.cells.dataset.whyUrl.replace(NO_ID, replica.id);
+      fetch(url).then((answer) => (answer.ok && !answer.redirected ? answer.json() : { reason: "" })).then(({ reason }) => {
+        this.reasons.set(key, reason);
+        this.refreshPointer();
+      }).catch(() => this.reasons.delete(key));
+    }
+    return this.reasons.get(key);
   }
 
   clicked(event) {
@@ -298,7 +323,7 @@ export class Heatmap {
   openReplica(cell, replica) {
     this.active = cell;
     this.tip.hide(this);
-    this.open(this.cells.dataset.drawerUrl.replace("00000000-0000-0000-0000-000000000000", replica.id), replica.id, this.cells);
+    this.open(this.cells.dataset.drawerUrl.replace(NO_ID, replica.id), replica.id, this.cells);
   }
 
   focused() {
@@ -358,6 +383,12 @@ function inner({ left, top, width, height }) {
 function fillBox(context, style, left, top, width, height) {
   context.fillStyle = style;
   context.fillRect(left, top, width, height);
+}
+
+function border(context, colour, left, top, width, height) {
+  context.strokeStyle = colour;
+  context.lineWidth = 1;
+  context.strokeRect(left + 0.5, top + 0.5, width - 1, height - 1);
 }
 
 function outline(context, colours, left, top, width, height) {

@@ -28,6 +28,8 @@ def fleet(request: HttpRequest) -> HttpResponse:
     failed = sum(p.status == states.FAILED for p in problems)
     context = {
         "title": title_state([(dead, "dead"), (failed, "failed")], "Fleet"),
+        "dead": dead,
+        "failed": failed,
         "summary": live_reader().read_summary(),
         "metrics": METRICS,
         "problems": problems,

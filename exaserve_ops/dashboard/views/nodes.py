@@ -13,7 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST, require_safe
 
 from exaserve_ops.dashboard.access import actor_of, requires
-from exaserve_ops.dashboard.figures import Panel, Series, small_multiples
+from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import title_state
@@ -104,17 +104,23 @@ def node_host(request: HttpRequest, node_id: UUID) -> HttpResponse:
 
 @require_safe
 @requires("inventory.view_node")
-def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:  # noqa: ARG001 - Django's signature
-    """Answer the last hour of the node's replicas, as a Plotly figure."""
+def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Answer the last hour of the node's replicas, as a Plotly figure of `?columns=` columns."""
     live = replicas_with_places().filter(node=node_id).exclude(status=states.STOPPED)
     names = dict(live.values_list("pk", "name"))
-    minutes = minutes_of(list(names), since=clock.now() - HISTORY)
+    now = clock.now()
+    minutes = minutes_of(list(names), since=now - HISTORY)
     panels = [
         Panel(
             title,
             unit,
             tuple(
-                Series(names[pk], [m.minute for m in rows], [getattr(m, field) for m in rows])
+                by_minute(
+                    names[pk],
+                    {row.minute: getattr(row, field) for row in rows},
+                    since=now - HISTORY,
+                    until=now,
+                )
                 for pk, rows in minutes.items()
                 if rows
             ),
@@ -122,7 +128,8 @@ def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:  # noqa: A
         )
         for title, unit, field, top in _PANELS
     ]
-    return JsonResponse(small_multiples(panels))
+    columns = {"1": 1, "2": 2}.get(request.GET.get("columns", ""), len(panels))
+    return JsonResponse(small_multiples(panels, columns=columns))
 
 
 @never_cache
