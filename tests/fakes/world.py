@@ -10,10 +10,9 @@ from django.contrib.auth.models import Group, User
 from rest_framework.test import APIClient
 
 from exaserve_ops.access.services import create_api_key
+from exaserve_ops.inventory.domain.facts import AcceleratorFacts, NodeFacts
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import (
-    AcceleratorFacts,
-    NodeFacts,
     advance_liveness,
     create_join_token,
     enrol_node,
