@@ -214,10 +214,7 @@ class AttemptRunner:
         processes.kill_group(leader, group)
 
     def _close(self, action: Close, attempt: AttemptRow | None, now: float) -> None:
-        child = self._children.pop(_key(action), None)
-        if child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_REAP_SECONDS)
+        self._reap(_key(action))
         if attempt is None:
             return
         runtime_dir, log_file = Path(attempt.runtime_dir), Path(attempt.log_file)
@@ -232,6 +229,17 @@ class AttemptRunner:
         )
         shutil.rmtree(runtime_dir, ignore_errors=True)
         logs.prune_attempts(log_file.parent, keep=_KEPT_LOGS)
+
+    def reap(self) -> None:
+        """Collect the shims that have ended; those that still run are nobody's children then."""
+        for key in tuple(self._children):
+            self._reap(key)
+
+    def _reap(self, key: tuple[str, int]) -> None:
+        child = self._children.pop(key, None)
+        if child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_REAP_SECONDS)
 
 
 def _key(action: Launch | BeginDrain | Terminate | Kill | Close) -> tuple[str, int]:

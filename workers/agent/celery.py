@@ -19,11 +19,8 @@ from celery.signals import worker_init
 
 from workers.agent import redis_link
 from workers.agent.home import Home
-from workers.agent.intake_wire import send_command
+from workers.agent.intake_wire import ENV_HOME, send_command
 from workers.protocol import names
-
-ENV_HOME = "EXAOPS_AGENT_HOME"
-"""The only setting that the child is given: everything else is in the home folder."""
 
 _PARENT_CHECK_SECONDS = 1.0
 

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from workers.agent.celery import ENV_HOME
 from workers.agent.home import Home
-from workers.agent.intake_wire import IntakeError, receive_command, short_address
+from workers.agent.intake_wire import ENV_HOME, IntakeError, receive_command, short_address
 
 _PRIVATE_FILE = 0o600
 _TREE = Path(__file__).resolve().parents[2]

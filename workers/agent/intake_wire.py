@@ -10,6 +10,9 @@ from contextlib import contextmanager
 from workers.agent.home import Home
 from workers.protocol.v1 import MAX_MESSAGE_BYTES
 
+ENV_HOME = "EXAOPS_AGENT_HOME"
+"""The only setting that the child is given: everything else is in the home folder."""
+
 TIMEOUT_SECONDS = 20.0
 _LENGTH_BYTES = 4
 _MAX_ANSWER_BYTES = 4096

@@ -22,7 +22,8 @@ from workers.protocol.v1 import ReplicaObserved, UnknownProcess
 _INTERVAL_SECONDS = 0.5
 _PASSES = 3
 """Plans in one round while each still has something to do: an end, then the launch after it."""
-_STALL_SECONDS = 10.0
+STALL_SECONDS = 10.0
+"""A round that takes longer is taken for hung."""
 _LOG_CHECK_SECONDS = 5.0
 
 logger = logging.getLogger(__name__)
@@ -100,8 +101,9 @@ class Reconciler:
                     )
                 except (OSError, sqlite3.Error, ValueError, TypeError, LookupError) as error:
                     # One bad replica is reported and skipped; the others go on.
-                    logger.exception("%s for replica %s failed", type(action).__name__, replica_id)
                     error_text = f"{replica_id}: {type(error).__name__}: {error}"[:300]
+                    if error_text != self.last_error:  # each round would say the same again
+                        logger.exception("%s failed for %s", type(action).__name__, replica_id)
         return error_text
 
     def _targets(self, snapshot: Snapshot) -> list[Target]:
@@ -156,8 +158,9 @@ class Gate:
 class ReconcileLoop:
     """Runs the reconciler in a thread and replaces the thread when it hangs."""
 
-    def __init__(self, reconciler: Reconciler) -> None:
+    def __init__(self, reconciler: Reconciler, stall_seconds: float = STALL_SECONDS) -> None:
         self._reconciler = reconciler
+        self._stall_seconds = stall_seconds
         self._wake = threading.Event()
         self._gate = Gate()
         self._thread: threading.Thread | None = None
@@ -191,7 +194,7 @@ class ReconcileLoop:
     def check(self) -> bool:
         """Replace the loop thread if it has ended or hangs; True if it was replaced."""
         alive = self._thread is not None and self._thread.is_alive()
-        if alive and self.age_seconds < _STALL_SECONDS:
+        if alive and self.age_seconds < self._stall_seconds:
             return False
         logger.error("reconcile loop %s; starting another", "hangs" if alive else "ended")
         self.error = f"loop hung for {self.age_seconds:.0f} s" if alive else "loop thread ended"

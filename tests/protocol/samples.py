@@ -1,0 +1,172 @@
+"""One message of every kind, every field set: what the golden bytes hold.
+
+Run `python -m tests.protocol.samples` after a new kind was added: it writes the files that do not
+exist yet and never changes one that does.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers.protocol import digests, v1
+
+FOLDER = Path(__file__).with_name("golden")
+NODE_ID = "11111111-2222-4333-8444-555555555555"
+NODE_KEY = digests.node_key(b"golden-fleet-secret-of-32-bytes!", NODE_ID, 1)
+
+_MODEL = v1.ModelRef(
+    name="tiny-llama",
+    digest="sha256:00ff",
+    source="file:///models/tiny",
+    files=(v1.ModelFile(path="config.json", size_bytes=12, sha256="ab" * 32),),
+)
+_SPEC = v1.ReplicaSpec(
+    replica_id="r-1",
+    deployment="demo",
+    generation=7,
+    wanted=v1.WantedState.DRAIN,
+    model=_MODEL,
+    engine="torch",
+    engine_options={"dtype": "float32", "blocks": 64, "share": 0.5, "eager": True},
+    accelerator_uuids=("GPU-1",),
+    memory_bytes=1 << 30,
+    drain_seconds=30.0,
+    start_seconds=120.0,
+)
+_TELEMETRY = v1.ReplicaTelemetry(
+    window_seconds=10.0,
+    age_seconds=0.5,
+    requests_running=2,
+    requests_waiting=1,
+    kv_used_ratio=0.25,
+    kv_total_blocks=512,
+    kv_block_tokens=16,
+    requests_per_second=1.5,
+    prompt_tokens_per_second=100.0,
+    generation_tokens_per_second=50.0,
+    prefix_hit_ratio=0.75,
+    ttft_p50_seconds=0.1,
+    ttft_p95_seconds=0.2,
+    ttft_p99_seconds=0.3,
+    itl_p50_seconds=0.01,
+    itl_p95_seconds=0.02,
+    generation_tokens_total=1000.0,
+    requests_total=10.0,
+    prefix_query_tokens_total=2000.0,
+    prefix_hit_tokens_total=1500.0,
+    notes=("1 line dropped",),
+)
+_REPLICA = v1.ReplicaObserved(
+    replica_id="r-1",
+    generation=7,
+    state=v1.ObservedState.READY,
+    attempt=2,
+    restarts=1,
+    reason="because",
+    pid=4711,
+    address="127.0.0.1:41000",
+    ports=(41000, 41001),
+    uptime_seconds=12.5,
+    start_took_seconds=3.5,
+    retry_in_seconds=1.0,
+    active_requests=3,
+    last_exit=v1.ExitInfo(attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",)),
+    telemetry=_TELEMETRY,
+)
+
+REPORTS: dict[str, v1.Report] = {
+    "hello": v1.Hello(
+        node_id=NODE_ID,
+        boot_id="boot-1",
+        major=1,
+        minor=0,
+        agent_version="0.1.0",
+        hostname="gpu01",
+        address="10.0.0.7",
+        accelerators=(
+            v1.AcceleratorInfo(
+                uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3
+            ),
+        ),
+        engines=("simulated", "torch"),
+        cpu_count=16,
+        memory_bytes=1 << 37,
+        labels={"rack": "r1"},
+        simulated=True,
+        reconnect=True,
+    ),
+    "heartbeat": v1.Heartbeat(
+        node_id=NODE_ID,
+        boot_id="boot-1",
+        lease_epoch=3,
+        sequence=99,
+        sent_at_seconds=1_700_000_000.5,
+        applied_revision=12,
+        liveness=v1.AgentLiveness(
+            intake_age_seconds=2.0,
+            intake_restarts=1,
+            reconcile_age_seconds=0.25,
+            reconcile_restarts=2,
+            reconcile_error="none",
+        ),
+        replicas=(_REPLICA,),
+        unknown_processes=(
+            v1.UnknownProcess(
+                pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"
+            ),
+        ),
+        host=v1.HostTelemetry(
+            cpu_used_ratio=0.5,
+            memory_used_bytes=1,
+            memory_total_bytes=2,
+            disk_free_bytes=3,
+            load1=0.7,
+            network_receive_bytes_per_second=4.0,
+            network_send_bytes_per_second=5.0,
+        ),
+    ),
+    "command_result": v1.CommandResult(
+        node_id=NODE_ID, command_id="c-1", outcome="refused", reason="older epoch"
+    ),
+    "log_chunk": v1.LogChunk(node_id=NODE_ID, replica_id="r-1", attempt=2, lines=("a", "ü"), dropped_lines=4),
+}
+
+COMMANDS: dict[str, v1.Command] = {
+    "apply_desired": v1.ApplyDesired(
+        command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
+    ),
+    "request_hello": v1.RequestHello(
+        command_id="c-2", lease_epoch=3, deadline_seconds=60.0, reason="lease expired"
+    ),
+    "tail_log": v1.TailLog(
+        command_id="c-3",
+        lease_epoch=3,
+        deadline_seconds=60.0,
+        replica_id="r-1",
+        seconds=30.0,
+        backlog_lines=50,
+    ),
+    "forget_replica": v1.ForgetReplica(
+        command_id="c-4", lease_epoch=3, deadline_seconds=60.0, replica_ids=("r-1", "r-2")
+    ),
+}
+
+
+def encoded() -> dict[str, bytes]:
+    """Each sample as it goes over the wire."""
+    reports = {
+        name: v1.encode_report(report, node_id=NODE_ID, node_key=NODE_KEY) for name, report in REPORTS.items()
+    }
+    commands = {
+        name: v1.encode_command(command, node_id=NODE_ID, node_key=NODE_KEY)
+        for name, command in COMMANDS.items()
+    }
+    return reports | commands
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for name, data in encoded().items():
+        path = FOLDER / f"v1.0-{name}.bin"
+        if not path.exists():
+            path.write_bytes(data)
