@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
@@ -94,7 +96,7 @@ def test_a_batch_costs_the_same_number_of_queries_whatever_its_size(replicas: li
     assert counts[0] == counts[1] <= 6
 
 
-def test_a_model_folder_is_read_and_what_it_lacks_is_named(tmp_path) -> None:  # type: ignore[no-untyped-def]  # pytest gives a Path
+def test_a_model_folder_is_read_and_what_it_lacks_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "demo"
     make_demo_model(folder, seed=0)
     facts = ModelFolder().read(str(folder))

@@ -18,6 +18,8 @@ _STORE_SECONDS = 120
 _TAIL_BYTES = 8192
 _TAIL_LINES = 12
 _ERRAND_SECONDS = 300
+_DEMO_BLOCKS = 192
+"""KV blocks of a demo replica: 3,072 tokens, so that a few chats are seen to fill it."""
 _SERVICE_SECONDS = 120
 _REPLICA_SECONDS = 600
 
@@ -146,6 +148,7 @@ def _deploy_demo(fleet: Fleet) -> None:
                 "model": model["id"],
                 "served_name": readiness.DEMO,
                 "engine": "torch",
+                "engine_options": {"num_blocks": _DEMO_BLOCKS},
                 "replicas": fleet.shape.replicas,
             }
             client.post("/api/v1/deployments", wish)
