@@ -346,7 +346,7 @@ def test_environment_beats_the_file_and_nonsense_is_named(tmp_path: Path) -> Non
         ("ftp://control.example", True, False),
     ],
 )
-def test_token_goes_in_the_clear_only_to_this_machine(url: str, insecure: bool, allowed: bool) -> None:  # noqa: FBT001 - parameters of the table
+def test_token_goes_in_the_clear_only_to_this_machine(url: str, insecure: bool, allowed: bool) -> None:
     if allowed:
         assert check_url(url + "/", insecure=insecure) == url
         return

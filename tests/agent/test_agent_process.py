@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -87,6 +88,34 @@ def test_heartbeats_and_intake_resume_after_redis_was_killed(node: Node, valkey:
     assert node.wait_state("r2", ObservedState.READY)
     kept = node.wait_state("r1", ObservedState.READY)
     assert (kept.pid, kept.attempt) == (pid, 1)
+
+
+def test_agent_heals_while_redis_does_not_answer(node: Node, valkey: Valkey) -> None:
+    node.wish(make_spec("r1"))
+    pid = node.wait_state("r1", ObservedState.READY).pid
+    assert pid is not None
+    assert valkey.process is not None
+    valkey.process.send_signal(signal.SIGSTOP)  # connections stay open and go dead
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: _second_attempt(node), "the engine is relaunched without Redis")
+    valkey.process.send_signal(signal.SIGCONT)
+    after = node.wait_state("r1", ObservedState.READY, attempt=2)
+    assert after.last_exit is not None
+    assert after.last_exit.signal == signal.SIGKILL
+
+
+def _second_attempt(node: Node) -> bool:
+    """Whether the second attempt's engine runs, as `status` tells it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "workers.agent", "status", "--home", str(node.home.root)],
+        capture_output=True,
+        check=True,
+        timeout=30,
+    )
+    status = json.loads(done.stdout)
+    assert node.process is not None
+    assert status["agent_pid"] == node.process.pid
+    return [(a["attempt"], a["alive"]) for a in status["attempts"]] == [(2, True)]
 
 
 def test_commands_leave_no_reply_queues_in_redis(node: Node, valkey: Valkey) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -246,6 +247,26 @@ def test_drain_lets_open_requests_end(node: LocalNode, tmp_path: Path) -> None:
     running.write_text("0")
     node.wait_state("r1", ObservedState.STOPPED)
     assert processes.read_stat(pid) is None
+
+
+class MissingProgram(TinyAdapter):
+    """An engine that is not installed."""
+
+    def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
+        launch = super().build_launch(options, context)
+        return dataclasses.replace(launch, argv=("/no/such/engine", *launch.argv))
+
+
+def test_engine_that_is_not_installed_is_a_crash_with_the_reason(tmp_path: Path) -> None:
+    node = LocalNode(tmp_path / "home", adapter=MissingProgram())
+    try:
+        node.wish(make_spec("r1"))
+        last = node.wait_state("r1", ObservedState.FAILED).last_exit
+        assert last is not None
+        assert last.code == 127
+        assert last.log_tail == ("cannot start /no/such/engine: No such file or directory",)
+    finally:
+        node.close()
 
 
 class BadAdapter(TinyAdapter):

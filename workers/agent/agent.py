@@ -94,7 +94,7 @@ class Agent:
 
     def _build_reconciler(self) -> tuple[AttemptRunner, Reconciler]:
         node_id, grace = self._identity.node_id, self._config.stop_grace_seconds
-        verifier = ModelVerifier(self._journal)
+        verifier = ModelVerifier(self._journal, on_verdict=self._wake)
         runner = AttemptRunner(
             home=self._home,
             identity=self._identity,
@@ -114,6 +114,9 @@ class Agent:
             log_cap_bytes=self._config.log_cap_bytes,
         )
         return runner, reconciler
+
+    def _wake(self) -> None:
+        self._loop.wake()
 
     def stop(self) -> None:
         """Let `run` return. Replicas stay up; the next agent adopts them."""
@@ -144,9 +147,15 @@ class Agent:
             now = time.monotonic()
             # After this whole process stood still, every part looks late; none of them is to blame.
             if now - before < _STOOD_STILL_SECONDS:
-                self._loop.check()
-                self._child.check(redis_reached=self._reporter.reached)
+                self._check_parts()
             before = now
+
+    def _check_parts(self) -> None:
+        try:
+            self._loop.check()
+            self._child.check(redis_reached=self._reporter.reached)
+        except Exception:  # top of the watch: no process to be had now is no reason to give up
+            logger.exception("watching over the agent's parts failed")
 
     def _take_down(self) -> None:
         self._child.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -76,8 +77,9 @@ def _sha256(path: Path) -> str:
 class ModelVerifier:
     """Verifies in the background, since reading weights takes minutes, one model at a time."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, on_verdict: Callable[[], None] = lambda: None) -> None:
         self._journal = journal
+        self._on_verdict = on_verdict
         self._lock = threading.Lock()
         self._reading = threading.Lock()
         self._verdicts: dict[tuple[str, str, int], tuple[ModelCheck, str]] = {}
@@ -109,6 +111,7 @@ class ModelVerifier:
             verdict = (ModelCheck.BAD, f"could not verify the model: {type(error).__name__}")
         with self._lock:
             self._verdicts[key] = verdict
+        self._on_verdict()
 
 
 def _key(model: ModelRef, generation: int) -> tuple[str, str, int]:
