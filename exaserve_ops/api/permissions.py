@@ -23,7 +23,7 @@ class ModelPermissions(BasePermission):
         if not user.is_authenticated or not user.is_active:
             return False
         action = getattr(view, "action", "")
-        if action is None:
+        if action is None or (request.method or "").lower() not in view.http_method_names:
             return True  # no handler for this method: what follows is 405, for whoever is signed in
         needed = getattr(view, "permission_by_action", {}).get(action)
         return needed is not None and user.has_perm(needed)
