@@ -50,7 +50,7 @@ def build_controllers() -> Controllers:
         Adapters(
             lock=LeaderLock(environment.database_url),
             reports=RedisReportSource(_client(), consumer, keys),
-            link=CeleryAgentLink(settings.CELERY_BROKER_URL, keys),
+            link=CeleryAgentLink(settings.CELERY_BROKER_URL, keys, _client()),
             routes=RouteTableWriter(_client()),
             publisher=RedisLivePublisher(_client()),
             ingest_publisher=RedisLivePublisher(_client()),

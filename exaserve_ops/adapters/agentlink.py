@@ -6,6 +6,7 @@ import base64
 import uuid
 from collections.abc import Callable, Sequence
 
+import redis
 from celery import Celery
 
 from exaserve_ops.serving.domain.observed import WantedReplica
@@ -14,6 +15,9 @@ from workers.protocol import names, v1
 COMMAND_SECONDS = 60.0
 """How long a command is worth taking in; the wish is sent again long before that is a loss."""
 
+QUEUE_MESSAGES = 64
+"""Commands kept for a node whose agent takes none in."""
+
 NodeKeySource = Callable[[str], bytes | None]
 """Key of a node by its id; `None` for a node that nobody knows."""
 
@@ -21,8 +25,9 @@ NodeKeySource = Callable[[str], bytes | None]
 class CeleryAgentLink:
     """Sends to agents by task name; nothing of the agents' code is imported."""
 
-    def __init__(self, broker_url: str, node_key_of: NodeKeySource) -> None:
+    def __init__(self, broker_url: str, node_key_of: NodeKeySource, client: redis.Redis) -> None:
         self._node_key_of = node_key_of
+        self._redis = client
         self._celery = Celery("exaops-agentlink", broker=broker_url, set_as_current=False)
         self._celery.conf.update(
             task_ignore_result=True,
@@ -85,15 +90,19 @@ class CeleryAgentLink:
         if key is None:
             return
         message = v1.encode_command(command, node_id=node_id, node_key=key)
+        queue = names.node_queue(node_id)
         self._celery.send_task(
             names.COMMAND_TASK,
             args=[base64.b64encode(message).decode()],
-            queue=names.node_queue(node_id),
+            queue=queue,
             task_id=command.command_id,
-            expires=command.deadline_seconds,
+            # No `expires`: it would be judged by the node's wall clock, which may be off.
             # Nobody may read a command off a task's description in a log.
             argsrepr="(sealed)",
         )
+        # An agent whose intake stands still must not fill the store: every wish is whole, so the
+        # newest few are worth all. The transport pushes at the head and takes from the tail.
+        self._redis.ltrim(queue, 0, QUEUE_MESSAGES - 1)
 
 
 def _new_id() -> str:

@@ -75,7 +75,7 @@ def leader(redis_client: redis.Redis) -> Iterator[Leader]:
     state, queue = FleetState(), KeyQueue()
     source = RedisReportSource(redis_client, "test", key_of)
     source.read(limit=1, block_seconds=0.001)  # the group begins here
-    link = CeleryAgentLink(settings.CELERY_BROKER_URL, key_of)
+    link = CeleryAgentLink(settings.CELERY_BROKER_URL, key_of, redis_client)
     publisher = RedisLivePublisher(redis_client)
     routes = RouteTableWriter(redis_client)
     yield Leader(
@@ -356,3 +356,12 @@ def test_a_changed_layout_has_a_new_version_and_an_unchanged_one_keeps_it(
     leader.work()
     leader.live.step()
     assert json.loads(redis_client.get(LAYOUT_KEY))["version"] > first
+
+
+def test_an_agent_that_takes_nothing_in_does_not_fill_the_store(
+    leader: Leader, node: ScriptedNode, redis_client: redis.Redis
+) -> None:
+    for revision in range(100):
+        leader.reconcilers._link.send_wish(node.node_id, lease_epoch=1, revision=revision, replicas=())
+    kept = wishes(node.commands())
+    assert [wish.revision for wish in kept] == list(range(36, 100))
