@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -120,6 +121,7 @@ def test_backoff_doubles_up_to_its_cap() -> None:
     assert (pauses[0], pauses[1], pauses[-1]) == (0.2, 0.4, 30.0)
 
 
+@pytest.mark.django_db
 def test_a_loop_survives_what_its_step_raises_and_counts_it() -> None:
     stop = threading.Event()
     health = LoopHealth("test")
