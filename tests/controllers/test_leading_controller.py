@@ -358,9 +358,7 @@ def test_a_changed_layout_has_a_new_version_and_an_unchanged_one_keeps_it(
     assert json.loads(redis_client.get(LAYOUT_KEY))["version"] > first
 
 
-def test_an_agent_that_takes_nothing_in_does_not_fill_the_store(
-    leader: Leader, node: ScriptedNode, redis_client: redis.Redis
-) -> None:
+def test_an_agent_that_takes_nothing_in_does_not_fill_the_store(leader: Leader, node: ScriptedNode) -> None:
     for revision in range(100):
         leader.reconcilers._link.send_wish(node.node_id, lease_epoch=1, revision=revision, replicas=())
     kept = wishes(node.commands())
