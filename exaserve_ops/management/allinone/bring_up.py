@@ -122,11 +122,15 @@ def _join_nodes(fleet: Fleet) -> None:
 def _start_agents(fleet: Fleet) -> None:
     names = tuple(programs.agent_name(name) for name in fleet.shape.node_names)
     client = api(fleet)
+    try:
+        boots = readiness.known_boots(client)
+    except (OSError, ValueError) as error:
+        raise StartError(f"the API does not list the nodes: {error}") from error
     _start(
         fleet,
         "agents",
         names,
-        lambda: readiness.silent_nodes(client, fleet.shape.node_names),
+        lambda: readiness.silent_nodes(client, fleet.shape.node_names, old_boots=boots),
         limit_seconds=_SERVICE_SECONDS,
     )
 
@@ -165,7 +169,7 @@ def _wait_for_replicas(fleet: Fleet) -> int:
 
         def missing() -> str:
             nonlocal look
-            look = readiness.look_at_replicas(client)
+            look = readiness.look_at_replicas(client, fleet.shape.node_names)
             return look.missing
 
         fleet.console.wait_until_done(

@@ -13,7 +13,7 @@ from typing import TextIO
 POLL_SECONDS = 0.2
 _NOTE_EVERY_SECONDS = 10.0
 _SPINNER = "|/-\\"
-_NAME_WIDTH = 24
+_NAME_WIDTH = 26
 _LINE_WIDTH = 79
 
 
