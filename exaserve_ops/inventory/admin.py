@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from django import forms
 from django.contrib import admin
 from django.db.models import QuerySet
@@ -68,6 +71,13 @@ class NodeAdmin(ServiceAdmin[Node]):
         else:
             uncordon_node(obj.pk, actor=actor_of(request), now=clock.now())
         obj.refresh_from_db()
+
+    def get_deleted_objects(
+        self, objs: QuerySet[Node] | Sequence[Node], request: HttpRequest
+    ) -> tuple[list[Any], dict[str, int], set[str], list[Any]]:
+        """Say what goes and what stands in the way. Accelerators and lease go with their node."""
+        names, counts, _needed, in_the_way = super().get_deleted_objects(objs, request)
+        return names, counts, set(), in_the_way
 
     def delete_model(self, request: HttpRequest, obj: Node) -> None:
         """Forget a node that never ran anything."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -14,7 +15,7 @@ from exaserve_ops.inventory.models import JoinToken, Node
 from exaserve_ops.serving.models import Deployment
 from tests.fakes.world import JsonClient, client_with_key, make_model, make_user
 
-KEY = {"HTTP_IDEMPOTENCY_KEY": "a-key"}
+KEY: dict[str, Any] = {"HTTP_IDEMPOTENCY_KEY": "a-key"}
 
 
 def wish(**changes: object) -> dict[str, object]:

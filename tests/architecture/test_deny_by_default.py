@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -11,7 +12,7 @@ from channels.auth import AuthMiddlewareStack
 from channels.routing import URLRouter
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.http import HttpResponse
+from django.http import HttpResponseBase
 from django.test import Client
 from django.urls import URLPattern, reverse
 
@@ -47,6 +48,9 @@ FIRST_SIGN_IN = {"/login", "/admin/login/"}
 ROUTES = all_routes()
 
 
+Answer = HttpResponseBase
+
+
 def full_name(route: Route) -> str:
     return f"admin:{route.name}" if route.path.startswith("/admin/") else route.name
 
@@ -54,7 +58,7 @@ def full_name(route: Route) -> str:
 REST = [r for r in ROUTES if r.path.startswith("/api/") and full_name(r) not in PUBLIC]
 
 
-def refuses(answer: HttpResponse) -> bool:
+def refuses(answer: Answer) -> bool:
     """401, 403, a method that is not there, or the way to the login."""
     if answer.status_code in {401, 403, 405}:
         return True
@@ -62,7 +66,7 @@ def refuses(answer: HttpResponse) -> bool:
     return answer.status_code == 302 and target.partition("?")[0] in FIRST_SIGN_IN
 
 
-def answers(client: Client, route: Route) -> dict[str, HttpResponse]:
+def answers(client: Client, route: Route) -> dict[str, Answer]:
     return {
         method: getattr(client, method)(route.path)
         for method in (REST_METHODS if "/api/" in route.path else METHODS)
@@ -85,7 +89,8 @@ def test_the_walk_reaches_pages_rest_and_admin() -> None:
 @pytest.mark.django_db
 def test_strangers_are_refused() -> None:
     guarded = [route for route in ROUTES if full_name(route) not in PUBLIC]
-    assert [line for route in guarded for line in let_in(Client(), route)] == []
+    client = Client()
+    assert [line for route in guarded for line in let_in(client, route)] == []
 
 
 @pytest.mark.django_db
@@ -148,18 +153,18 @@ def socket_paths() -> list[str]:
 
 
 def is_admitted(path: str, headers: list[tuple[bytes, bytes]]) -> bool:
-    guards = [entry.callback for entry in websocket_urlpatterns]
-    assert all(isinstance(guard, GuardedSocket) for guard in guards)
     routes = [
-        URLPattern(entry.pattern, GuardedSocket(welcome, permissions=entry.callback._permissions))
+        URLPattern(entry.pattern, GuardedSocket(welcome, permissions=guard._permissions))
         for entry in websocket_urlpatterns
+        if isinstance(guard := entry.callback, GuardedSocket)
     ]
+    assert len(routes) == len(websocket_urlpatterns), "a socket without a guard"
     application = AuthMiddlewareStack(URLRouter(routes))
 
     async def connect() -> bool:
         host = [(b"host", b"127.0.0.1")]
         scope = {"type": "websocket", "path": path, "query_string": b"", "headers": host + headers}
-        socket = ApplicationCommunicator(application, scope)
+        socket: Any = ApplicationCommunicator(application, scope)  # type: ignore[no-untyped-call]  # asgiref is untyped here
         await socket.send_input({"type": "websocket.connect"})
         answer = await socket.receive_output(timeout=10)
         await socket.wait(timeout=10)

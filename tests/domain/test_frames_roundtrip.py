@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ cells = st.one_of(
 )
 
 
-def encode(content: list[Cell | None]) -> bytes:
+def encode(content: Sequence[Cell | None]) -> bytes:
     return encode_frame(content, layout_version=7, sequence=8, built_at_seconds=9.5)
 
 

@@ -37,7 +37,6 @@ class World:
     nodes: int = 3
     slots: int = 4
     deleting: bool = False
-    deleted: bool = False
     made: int = 0
     replicas: dict[str, ReplicaFacts] = field(default_factory=dict)
     node_of: dict[str, str] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class World:
                 facts = self.replicas[replica_id]
                 self._put(facts, wanted=WANTED_AFTER[event], status=REPLICA.next(facts.status, event))
             case FinishDeletion():
-                self.deleted = True
+                assert all(r.status == states.STOPPED for r in self.replicas.values())
 
     def _make(self) -> None:
         self.made += 1
@@ -218,6 +217,10 @@ def test_one_to_none_to_two_in_quick_succession_ends_with_exactly_two_new() -> N
     assert world.made == 3
 
 
+def finishes(steps: tuple[Step, ...]) -> int:
+    return sum(isinstance(step, FinishDeletion) for step in steps)
+
+
 @pytest.mark.parametrize("status", ["pending", "placed", "loading", "ready", "failed", "unreachable"])
 def test_deleted_deployment_is_finished_only_when_every_replica_is_gone(status: str) -> None:
     world = World(wanted=2)
@@ -227,11 +230,10 @@ def test_deleted_deployment_is_finished_only_when_every_replica_is_gone(status: 
     world.deleting = True
     steps = world.reconcile()
     assert all(isinstance(step, LetGo) for step in steps)
-    assert not world.deleted
-    for _ in range(3):
-        world.obey()
-        world.reconcile()
-    assert world.deleted
+    assert finishes(steps) == 0
+    for _ in range(2):
+        world.obey()  # draining ends, then stopping
+    assert finishes(world.reconcile()) == 1
     assert {r.status for r in world.replicas.values()} == {states.STOPPED}
 
 
