@@ -162,9 +162,7 @@ class RouteTableReader:
 
     async def run(self) -> None:
         """Poll and listen until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._poll_for_ever())
-            group.create_task(self._listen_for_ever())
+        await asyncio.gather(self._poll_for_ever(), self._listen_for_ever())
 
     async def _poll_for_ever(self) -> None:
         polls = 0

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import sys
+import time
 
 import uvloop
 
 from exaserve_ops.gateway.client import ClientConnection
-from exaserve_ops.gateway.plane import DataPlane, open_redis
+from exaserve_ops.gateway.plane import DataPlane, cancel, open_redis
 from exaserve_ops.gateway.settings import GatewaySettings, SettingsError, read_settings
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.lib import clock
@@ -39,7 +39,7 @@ async def serve(settings: GatewaySettings) -> int:
     """Listen, serve, and drain when told to stop. Returns the exit status."""
     loop = asyncio.get_running_loop()
     client = open_redis(settings.redis_url)
-    shared = Shared(settings, client, clock=loop.time, wall_clock=clock.unix_seconds)
+    shared = Shared(settings, client, clock=time.monotonic, wall_clock=clock.unix_seconds)
     plane = DataPlane(shared, client)
     server = await loop.create_server(
         lambda: ClientConnection(shared), settings.host, settings.port, backlog=_BACKLOG
@@ -56,9 +56,7 @@ async def serve(settings: GatewaySettings) -> int:
         _log.error("event=upkeep_failed", exc_info=upkeep.exception())
     server.close()
     await plane.drain()
-    upkeep.cancel()
-    with contextlib.suppress(asyncio.CancelledError, ExceptionGroup):
-        await upkeep
+    await cancel(upkeep)
     await client.aclose()
     _log.info("event=stopped")
     return int(failed)

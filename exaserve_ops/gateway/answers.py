@@ -35,7 +35,7 @@ class _Ending(msgspec.Struct, frozen=True):
     """The two top-level fields that matter of an answer or of one event of it."""
 
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
 
 
 _decoder = msgspec.json.Decoder(_Ending)
@@ -87,8 +87,7 @@ class StreamAnswer:
         events = [event for event in self._events() if event != b"[DONE]"]
         if not events:
             return False
-        error = _ending_of(events[-1]).error
-        return error is not None and bytes(error) != b"null"
+        return _ending_of(events[-1]).error is not None
 
     def is_between_events(self) -> bool:
         """Whether an event of ours may follow as it is."""

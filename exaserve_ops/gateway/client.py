@@ -80,7 +80,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             if self._reading is not None and not self._head_is_read:
                 self._count_head(len(data))
-        if len(self._pending) >= _PIPELINE_LIMIT:
+        if len(self._pending) >= _PIPELINE_LIMIT and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
@@ -119,11 +119,13 @@ class ClientConnection(asyncio.Protocol):
         request.keep_alive = self._parser.should_keep_alive()
         self._deadline_seconds = self._shared.clock() + self._shared.settings.body_seconds
         request.refusal = self._shared.admission.check(request, is_loopback=self._is_loopback)
+        if self._parser.should_upgrade():  # CONNECT too
+            request.refusal = refusals.MALFORMED
         waits = bool(request.values(b"expect"))
-        if request.refusal is refusals.BODY_TOO_LARGE or (request.refusal and waits):
+        if request.refusal and (waits or request.refusal in refusals.CLOSING):
             self._refuse_connection(request.refusal, request)
         elif waits and self._current is None and not self._pending:
-            self._transport.write(_CONTINUE)
+            self.write(_CONTINUE)
 
     def on_body(self, body: bytes) -> None:
         request = self._reading
@@ -149,8 +151,9 @@ class ClientConnection(asyncio.Protocol):
         return not request.keep_alive or self._shared.is_draining
 
     def write(self, data: bytes) -> None:
-        """Send bytes of the answer."""
-        self._transport.write(data)
+        """Send bytes of the answer, unless the client has just left (uvloop would raise)."""
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def refuse(self, request: Request, refusal: Refusal) -> None:
         """Send an error as the whole answer."""
@@ -198,7 +201,7 @@ class ClientConnection(asyncio.Protocol):
         while self._pending and self._current is None and not self._is_closing:
             self._serve_one(self._pending.popleft())
         self._is_serving = False
-        if self._current is None and not self._is_closing:
+        if self._current is None and not self._is_closing and not self._transport.is_closing():
             self._transport.resume_reading()
             if self._reading is None:
                 self._deadline_seconds = self._shared.clock() + self._shared.settings.idle_seconds
@@ -233,7 +236,7 @@ class ClientConnection(asyncio.Protocol):
         must_close = self.must_close(request)
         if must_close:
             extra += b"connection: close\r\n"
-        self._transport.write(
+        self.write(
             b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b\r\n%b"
             % (
                 headers.STATUS_LINES[status],
@@ -263,7 +266,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse_connection(refusals.HEAD_TOO_LARGE)
 
     def _close(self) -> None:
-        if self._is_closing:
+        if self._is_closing or self._transport.is_closing():
             return
         self._is_closing = True
         if not self._is_deaf:

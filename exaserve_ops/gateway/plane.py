@@ -13,6 +13,7 @@ from exaserve_ops.adapters.route_table import RouteTable, RouteTableReader
 from exaserve_ops.gateway.shared import Shared
 
 _SWEEP_SECONDS = 0.25
+_CANCEL_AGAIN_SECONDS = 0.2
 _LAST_WORDS_SECONDS = 2.0
 """How long clients have to take what is left for them after their requests were given up."""
 
@@ -28,10 +29,7 @@ class DataPlane:
 
     async def run(self) -> None:
         """Work until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._reader.run())
-            group.create_task(self._shared.turns.run())
-            group.create_task(self._sweep_for_ever())
+        await asyncio.gather(self._reader.run(), self._shared.turns.run(), self._sweep_for_ever())
 
     async def drain(self) -> None:
         """Finish open requests for as long as the settings allow, and write the last turns."""
@@ -87,6 +85,13 @@ class DataPlane:
             connection.sweep(now)
         self._shared.fleet.sweep(now)
         self._shared.waiting.wake_all()  # a mark-down may have run out
+
+
+async def cancel(task: asyncio.Task[None]) -> None:
+    """Cancel until it has ended: Python 3.11's `wait_for`, deep in a client, can lose a cancel."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=_CANCEL_AGAIN_SECONDS)
 
 
 def open_redis(url: str) -> redis.asyncio.Redis:

@@ -50,6 +50,20 @@ VERSION_UNKNOWN = Refusal(505, "unsupported_http_version", "Use HTTP/1.1.")
 HEAD_TOO_LARGE = Refusal(431, "head_too_large", "The request's header is too large.")
 BODY_TOO_LARGE = Refusal(413, "body_too_large", "The request's body is too large.")
 TOO_SLOW = Refusal(408, "request_timeout", "The request did not arrive in time.")
+CLOSING = frozenset(
+    {
+        MALFORMED,
+        HOST_REQUIRED,
+        CODING_UNKNOWN,
+        EXPECTATION_UNKNOWN,
+        VERSION_UNKNOWN,
+        HEAD_TOO_LARGE,
+        BODY_TOO_LARGE,
+        TOO_SLOW,
+    }
+)
+"""After these the connection ends: what follows cannot be told from a body or another request."""
+
 UNKNOWN_PATH = Refusal(404, "unknown_url", "There is nothing at this address.")
 WRONG_METHOD = Refusal(405, "method_not_allowed", "This address does not take this method.")
 NO_KEY = Refusal(401, "missing_api_key", "Send your API key in the header: Authorization: Bearer KEY")

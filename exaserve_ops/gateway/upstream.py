@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from dataclasses import dataclass, field
 from typing import Protocol, cast
 
@@ -83,6 +84,8 @@ class UpstreamConnection(asyncio.Protocol):
         self._frame = None
         self._read = b""
         self._any_received = False
+        if self._transport.is_closing():
+            return  # closed since it was taken; `connection_lost` is about to say so
         if len(body) <= _JOINED_BODY_BYTES:
             self._transport.write(head + body)
         else:
@@ -217,7 +220,7 @@ class UpstreamPool:
         if self._retired or len(self._idle) >= self._idle_limit:
             connection.abort()
             return
-        connection.idle_since_seconds = asyncio.get_running_loop().time()
+        connection.idle_since_seconds = time.monotonic()
         self._idle.append(connection)
 
     def forget(self, connection: UpstreamConnection) -> None:

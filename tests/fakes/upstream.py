@@ -60,7 +60,6 @@ class StubEngine:
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
-            await self._server.wait_closed()
             self._server = None
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

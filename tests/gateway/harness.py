@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ import redis
 
 from exaserve_ops.adapters.route_table import RouteTableWriter
 from exaserve_ops.gateway.client import ClientConnection
-from exaserve_ops.gateway.plane import DataPlane, open_redis
+from exaserve_ops.gateway.plane import DataPlane, cancel, open_redis
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.lib import clock
@@ -41,7 +41,7 @@ class Reply:
     body: bytes
     complete: bool = True
 
-    def json(self) -> Any:  # noqa: ANN401 - any JSON value
+    def json(self) -> Any:
         return msgspec.json.decode(self.body)
 
     @property
@@ -78,16 +78,16 @@ class Wire:
     async def _body(self, headers: dict[str, str]) -> bytes:
         if "content-length" in headers:
             return await self.reader.readexactly(int(headers["content-length"]))
-        body = b""
+        pieces: list[bytes] = []
         while True:
             size = int((await self.reader.readuntil(b"\r\n")).strip(), 16)
             try:
                 piece = await self.reader.readexactly(size + 2)
             except asyncio.IncompleteReadError as error:
-                raise asyncio.IncompleteReadError(body + error.partial, None) from error
+                raise asyncio.IncompleteReadError(b"".join(pieces), None) from error
             if size == 0:
-                return body
-            body += piece[:-2]
+                return b"".join(pieces)
+            pieces.append(piece[:-2])
 
     async def rest(self) -> bytes:
         """Everything up to the end of the connection."""
@@ -95,6 +95,14 @@ class Wire:
             return await asyncio.wait_for(self.reader.read(-1), 10)
         except ConnectionResetError:
             return b""
+
+    def set_reading(self, *, reading: bool) -> None:
+        """Stop taking what the gateway sends, or go on."""
+        transport: Any = self.writer.transport  # typed as write-only; every socket reads too
+        if reading:
+            transport.resume_reading()
+        else:
+            transport.pause_reading()
 
     def close(self) -> None:
         self.writer.close()
@@ -128,16 +136,19 @@ class Gateway:
     port: int
     shared: Shared
     plane: DataPlane
+    wires: list[Wire] = field(default_factory=list)
 
     async def connect(self) -> Wire:
-        return Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+        self.wires.append(wire)
+        return wire
 
     async def send(self, data: bytes) -> Wire:
         wire = await self.connect()
         await wire.send(data)
         return wire
 
-    async def ask(self, body: bytes | dict[str, Any] | None = None, **kwargs: Any) -> Reply:  # noqa: ANN401 - of request_bytes
+    async def ask(self, body: bytes | dict[str, Any] | None = None, **kwargs: Any) -> Reply:
         """One request on a connection of its own."""
         wire = await self.send(request_bytes({"model": "m"} if body is None else body, **kwargs))
         try:
@@ -166,22 +177,21 @@ class World:
         table = {hashlib.sha256(key.encode()).hexdigest(): KeyRecord(f"id-{key}", key) for key in keys}
         self.writer.write_keys(table)
 
-    async def gateway(self, *, url: str = "", **settings: Any) -> Gateway:  # noqa: ANN401 - fields of GatewaySettings
+    async def gateway(self, *, url: str = "", **settings: Any) -> Gateway:
         """Start a gateway, and wait until it has read the table once."""
         loop = asyncio.get_running_loop()
         known = {"poll_seconds": 0.2, "wait_seconds": 1.0, **settings}
         made = GatewaySettings(port=0, redis_url=url or self.url, fleet_secret=SECRET, **known)
         client = open_redis(made.redis_url)
-        shared = Shared(made, client, clock=loop.time, wall_clock=clock.unix_seconds)
+        shared = Shared(made, client, clock=time.monotonic, wall_clock=clock.unix_seconds)
         plane = DataPlane(shared, client)
         server = await loop.create_server(lambda: ClientConnection(shared), "127.0.0.1", 0)
         upkeep = loop.create_task(plane.run())
 
         async def stop() -> None:
             server.close()
-            upkeep.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await upkeep
+            await cancel(upkeep)
+            assert upkeep.cancelled()
             for connection in list(shared.connections):
                 connection.abort()  # type: ignore[attr-defined] # the one class that is in there
             shared.fleet.close()
@@ -194,14 +204,14 @@ class World:
             await eventually(lambda: shared.fleet.is_loaded and shared.keys.loaded)
         return gateway
 
-    async def engine(self, answer: Answer, **record: Any) -> StubEngine:  # noqa: ANN401 - fields of RouteRecord
+    async def engine(self, answer: Answer, **record: Any) -> StubEngine:
         """Start an engine and put it into the table."""
         engine = await StubEngine(answer).start()
         self.engines.append(engine)
         self.put(f"r{len(self.records)}", engine.port, **record)
         return engine
 
-    def put(self, replica_id: str, port: int, **record: Any) -> None:  # noqa: ANN401 - fields of RouteRecord
+    def put(self, replica_id: str, port: int, **record: Any) -> None:
         """Put a replica into the table, or change it."""
         values: dict[str, Any] = {
             "replica_id": replica_id,
@@ -224,7 +234,11 @@ class World:
         self.writer.write_replicas(self.records)
 
     async def close(self) -> None:
+        for gateway in self.gateways:
+            for wire in gateway.wires:
+                wire.writer.transport.abort()
         for stop in self.stops:
             await stop()
         for engine in self.engines:
             await engine.stop()
+        await asyncio.sleep(0.02)  # the loop's last call-backs, so that no socket is left over
