@@ -78,7 +78,7 @@ def prepare_postgres(files: FleetFiles) -> PostgresSite:
     Raises `StoreError` if this machine cannot run it.
     """
     site = _postgres_site(files)
-    if not (site.data / "PG_VERSION").exists():
+    if not site.data.exists():  # it is made beside and renamed, so what is there is whole
         _initialise(files, site)
     _remove_stale_lock(site.data / "postmaster.pid", site.data)
     _remove_stale_lock(site.sockets / ".s.PGSQL.5432.lock", site.data)
@@ -202,7 +202,10 @@ def _postgres_site(files: FleetFiles) -> PostgresSite:
             f" {site.binaries}. Run as an ordinary user, move the clone to a folder that others may"
             " enter, or give DATABASE_URL."
         )
+    # Neither of us may enter the other's folders now, so both let the other pass through; the files
+    # in them stay closed.
     files.runtime.chmod(0o711)
+    sockets.chmod(0o711)
     return PostgresSite(site.binaries, _reachable_data(files), sockets, plain)
 
 
@@ -242,7 +245,7 @@ def _initialise(files: FleetFiles, site: PostgresSite) -> None:
     scratch = site.data.with_name(f"{site.data.name}.new")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(mode=0o700)
-    password_file = files.runtime / "postgres" / "owner"
+    password_file = files.runtime / "owner"
     write_private(password_file, files.secret("postgres_owner_password"))
     if site.run_as:
         user = pwd.getpwnam(_UNPRIVILEGED_USER)
@@ -276,7 +279,7 @@ def _remove_stale_lock(lock: Path, data: Path) -> None:
     """
     try:
         pid = int(lock.read_text().splitlines()[0])
-    except (FileNotFoundError, ValueError, IndexError):
+    except (FileNotFoundError, PermissionError, ValueError, IndexError):
         return
     try:
         serves_it = Path(f"/proc/{pid}/cwd").readlink() == data.resolve()
