@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, cast
 
 from django.contrib.auth.models import AnonymousUser, User
 from django.http import HttpRequest, HttpResponse
@@ -25,7 +25,7 @@ def requires(permission: str) -> Callable[[View[P]], View[P]]:
             return view(request, *args, **kwargs)
 
         guarded.required_permission = permission  # type: ignore[attr-defined]  # read by tests
-        return guarded
+        return cast("View[P]", guarded)
 
     return decorate
 

@@ -56,9 +56,7 @@ def by_minute(
     return Series(name, at, [known.get(moment) for moment in at])
 
 
-def sparkline_points(
-    values: Sequence[float | None], *, width: float, height: float
-) -> tuple[str, ...]:
+def sparkline_points(values: Sequence[float | None], *, width: float, height: float) -> tuple[str, ...]:
     """Coordinates of the line's pieces for SVG `polyline`; a gap parts the line in two.
 
     Scaled to the largest value, from zero, so that a small wobble does not look like a cliff.

@@ -47,7 +47,7 @@ class DeploymentForm(forms.Form):
     drain_seconds = forms.IntegerField(min_value=0, initial=60, label="Drain, seconds")
     start_seconds = forms.IntegerField(min_value=1, initial=300, label="Start limit, seconds")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever a form takes
         super().__init__(*args, **kwargs)
         engines = sorted({name for row in Node.objects.values_list("engines", flat=True) for name in row})
         choices: Any = [(name, name) for name in engines]

@@ -38,9 +38,7 @@ RAIL = (
         ("deployment", "deployment_new", "deployment_scale", "deployment_delete"),
     ),
     RailItem("replicas", "replica", "Replicas", "serving.view_replica", ("replica",)),
-    RailItem(
-        "sessions", "session", "Sessions", "inference_sessions.view_inferencesession", ("session",)
-    ),
+    RailItem("sessions", "session", "Sessions", "inference_sessions.view_inferencesession", ("session",)),
     RailItem("models", "model", "Models", "serving.view_model", ("model", "model_new")),
     RailItem("events", "event", "Events", "audit.view_event"),
     RailItem("keys", "key", "Keys", "access.view_apikey"),
@@ -58,6 +56,6 @@ def page_frame(request: HttpRequest) -> dict[str, Any]:
         "base_path": settings.FORCE_SCRIPT_NAME or "",
         "rail": [item for item in RAIL if user.has_perm(item.permission)],
         "here": match.view_name if match else "",
-        "problem_count": SimpleLazyObject(count_problems),
+        "problem_count": SimpleLazyObject(lambda: sum(count_problems())),
         "debug": settings.DEBUG,
     }

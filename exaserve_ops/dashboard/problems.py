@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from django.db.models import Q
 from django.urls import reverse
@@ -59,10 +58,10 @@ def open_problems() -> list[Problem]:
     return sorted(problems, key=lambda p: (order.get(p.status, 3), -p.since.timestamp()))
 
 
-def count_problems() -> int:
-    """Dead nodes and failed replicas: what the bell counts. Two short queries."""
+def count_problems() -> tuple[int, int]:
+    """How many nodes are dead and how many replicas failed: what the bell counts. Two short queries."""
     dead = Node.objects.filter(liveness=liveness.DEAD).count()
-    return dead + Replica.objects.filter(status=states.FAILED).count()
+    return dead, Replica.objects.filter(status=states.FAILED).count()
 
 
 def title_state(parts: Sequence[tuple[int, str]], page: str) -> str:
@@ -84,7 +83,7 @@ def _of_node(node: Node) -> Problem:
     )
 
 
-def _of_replica(replica: Any) -> Problem:
+def _of_replica(replica: Replica) -> Problem:
     return Problem(
         kind="replica",
         name=replica.name,

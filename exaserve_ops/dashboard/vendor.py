@@ -17,22 +17,22 @@ PREFIX = "vendor"
 class PlotlyFinder(BaseFinder):
     """Finds plotly.js where pip put it, so that it is never copied into the repository."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_: object, **__: object) -> None:
         spec = find_spec("plotly")  # found, not imported: plotly itself is large and not needed here
         if spec is None or spec.origin is None:
             raise RuntimeError("the plotly wheel is not installed; see requirements.txt")
         self._folder = Path(spec.origin).parent / "package_data"
 
-    def check(self, **_: Any) -> list[Any]:
+    def check(self, **_: object) -> list[Any]:
         """Nothing to check: no settings."""
         return []
 
-    def find(self, path: str, find_all: bool = False, **_: Any) -> Any:  # noqa: FBT001, FBT002 - Django's signature
-        """Return the file's place, or nothing."""
-        found = str(self._folder / FILE) if path == f"{PREFIX}/{FILE}" else None
-        if find_all:
-            return [found] if found else []
-        return found
+    def find(self, path: str, find_all: bool = False, **_: object) -> Any:  # noqa: ANN401, FBT001, FBT002 - Django's
+        """Return the file's place, or an empty list as Django's own finders do."""
+        if path != f"{PREFIX}/{FILE}":
+            return []
+        found = str(self._folder / FILE)
+        return [found] if find_all else found
 
     def list(self, ignore_patterns: Iterable[str] | None) -> Iterable[tuple[str, Storage]]:  # noqa: ARG002 - Django's signature
         """Return the one file, for `collectstatic`."""

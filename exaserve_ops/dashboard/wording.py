@@ -14,7 +14,7 @@ from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 
 THIN_SPACE = "\u202f"
-MISSING = "–"
+MISSING = "\u2013"
 _HUNDRED = 100
 _TEN = 10
 
@@ -114,7 +114,7 @@ def duration(seconds: float | None) -> str:
     if math.isnan(seconds):
         return "NaN"
     if seconds < 0:
-        return f"−{duration(-seconds)}"
+        return f"\u2212{duration(-seconds)}"
     if seconds < 1:
         return f"{seconds * 1000:.0f}{THIN_SPACE}ms"
     if seconds < _TEN:

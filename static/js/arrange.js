@@ -6,7 +6,7 @@ const MAX_CELL_WIDTH = 80;
 const MAX_CELL_HEIGHT = 28;
 const NAME_MIN_HEIGHT = 13;
 const NAMES_WIDTH = 104;
-const RACKS_WIDTH = 56;
+const RACKS_WIDTH = 40;
 const MAX_BANDS = 24;
 
 export function arrange(rows, slots, width, height) {
@@ -21,7 +21,7 @@ export function arrange(rows, slots, width, height) {
     const score = Math.min(cellWidth, cellHeight * 1.6);
     if (best === null || score > best.score * 1.05) best = { score, bands, perBand, cellHeight, cellWidth, labels };
   }
-  return place(best, lines, slots);
+  return place(best, lines, slots, width);
 }
 
 // Indexes of rows; -1 is the line above a rack that carries its name (or only keeps racks apart).
@@ -35,8 +35,11 @@ function linesOf(rows) {
   return lines;
 }
 
-function place(best, lines, slots) {
+function place(best, lines, slots, width) {
+  // Labels take whole columns, so cells become a little narrower for the last one to fit.
   const gap = Math.max(1, Math.ceil(best.labels / best.cellWidth));
+  const columns = best.bands * (gap + slots);
+  const cellWidth = Math.min(best.cellWidth, width / columns);
   const spots = [];
   const headers = [];
   lines.forEach((row, at) => {
@@ -50,8 +53,8 @@ function place(best, lines, slots) {
     spots,
     headers,
     lines: best.perBand,
-    columns: best.bands * (gap + slots),
-    cellWidth: best.cellWidth,
+    columns,
+    cellWidth,
     cellHeight: best.cellHeight,
     named: best.cellHeight >= NAME_MIN_HEIGHT && best.labels > RACKS_WIDTH,
     labels: best.labels,

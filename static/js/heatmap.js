@@ -10,6 +10,10 @@ import { loadPlotly, token } from "./plotly.js";
 const OUTLINED = new Set(["unreachable", "failed"]);
 const CIVIDIS = new Set(["kv_used_ratio", "prefix_hit_ratio", "generation_tokens_per_second"]);
 const GAP_FROM_PIXELS = 6;
+const LABEL_PIXELS = 12;
+// Thousands of cells are painted every other second: nobody sees more, and it halves the work.
+const MANY_CELLS = 4096;
+const CALM_MS = 1900;
 const NO_ID = "00000000-0000-0000-0000-000000000000";
 const REMEMBERED_SECONDS = 600;
 
@@ -42,6 +46,13 @@ export class Heatmap {
     this.cells.addEventListener("blur", () => this.unpoint());
     this.watcher = new ResizeObserver(() => this.arrange());
     this.watcher.observe(this.stage);
+    this.inSight = true;
+    this.drawnAt = -Infinity;
+    this.sight = new IntersectionObserver(([entry]) => {
+      this.inSight = entry.isIntersecting;
+      if (this.inSight) this.draw();
+    });
+    this.sight.observe(this.stage);
     document.addEventListener("theme", () => this.arrange());
   }
 
@@ -70,6 +81,9 @@ export class Heatmap {
 
   setFrame(frame) {
     this.frame = frame;
+    const now = performance.now();
+    if (!this.inSight || (frame.statuses.length > MANY_CELLS && now - this.drawnAt < CALM_MS)) return;
+    this.drawnAt = now;
     this.draw();
   }
 
@@ -152,7 +166,9 @@ export class Heatmap {
     return {
       type: "heatmap", z, x0: 0.5, dx: 1, y0: 0.5, dy: 1, zmin: this.metric.low, zmax: this.metric.high,
       colorscale: CIVIDIS.has(this.metric.key) ? "Cividis" : "Viridis", showscale: false, hoverinfo: "skip",
-      xgap: roomy ? 1 : 0, ygap: roomy ? 1 : 0,
+      // Never quite zero: without gaps Plotly scales a small picture up, blurred, by a style attribute
+      // that the page's policy refuses.
+      xgap: roomy ? 1 : 0.01, ygap: roomy ? 1 : 0.01,
     };
   }
 
@@ -197,7 +213,14 @@ export class Heatmap {
     context.textBaseline = "middle";
     context.font = `600 12px ${token("--font")}`;
     context.fillStyle = colours.ink;
-    for (const header of plan.headers) this.paintLabel(context, header, this.layout.rows[header.row].rack);
+    const cut = plan.named ? 0 : commonPrefix(plan.headers.map((header) => this.layout.rows[header.row].rack));
+    let above = null;
+    for (const header of plan.headers) {
+      const crowded = above !== null && above.column === header.column && (header.line - above.line) * plan.cellHeight < LABEL_PIXELS;
+      if (crowded) continue;
+      above = header;
+      this.paintLabel(context, header, this.layout.rows[header.row].rack.slice(cut));
+    }
     if (!plan.named) return;
     context.font = `12px ${token("--font")}`;
     this.layout.rows.forEach((row, index) => {
@@ -208,9 +231,9 @@ export class Heatmap {
 
   paintLabel(context, spot, text) {
     const { cellWidth, cellHeight, gap, named } = this.plan;
-    const left = (spot.column - gap) * cellWidth;
     const top = spot.line * cellHeight + (named ? cellHeight / 2 : Math.max(6, cellHeight));
-    context.fillText(fit(context, text, gap * cellWidth - 8), left, top);
+    context.textAlign = named ? "left" : "right";
+    context.fillText(fit(context, text, gap * cellWidth - 8), (spot.column - (named ? gap : 0)) * cellWidth - (named ? 0 : 6), top);
   }
 
   freshCanvas() {
@@ -371,8 +394,17 @@ export class Heatmap {
 
   destroy() {
     this.watcher.disconnect();
+    this.sight.disconnect();
     if (window.Plotly) window.Plotly.purge(this.plot);
   }
+}
+
+// How many characters all names start with, so that narrow labels keep what tells them apart.
+function commonPrefix(names) {
+  if (names.length < 2) return 0;
+  let length = 0;
+  while (names.every((name) => length < name.length - 1 && name[length] === names[0][length] && /\D/.test(name[length]))) length += 1;
+  return length;
 }
 
 function inner({ left, top, width, height }) {

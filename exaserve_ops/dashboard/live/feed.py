@@ -151,9 +151,7 @@ class LiveFeed:
             mailbox.put(kind, message)
 
 
-_FEEDS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LiveFeed] = (
-    weakref.WeakKeyDictionary()
-)
+_FEEDS: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, LiveFeed] = weakref.WeakKeyDictionary()
 
 
 def feed_of_this_loop() -> LiveFeed:

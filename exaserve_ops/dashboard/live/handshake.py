@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from channels.db import database_sync_to_async
 from django.conf import settings
+from django.contrib.auth.models import AbstractUser
 from django.http.request import validate_host
 
 from exaserve_ops.access.models import Scope
@@ -85,5 +86,5 @@ async def _user_of_key(authorization: str) -> tuple[Any, str]:
     return (key.user, "") if key is not None else (None, "the API key opens nothing here")
 
 
-def _has_permissions(user: Any, permissions: tuple[str, ...]) -> bool:
-    return bool(user.has_perms(permissions))
+def _has_permissions(user: AbstractUser, permissions: tuple[str, ...]) -> bool:
+    return user.has_perms(permissions)

@@ -57,9 +57,7 @@ class Wire:
         key = "bytes" if isinstance(body, bytes) else "text"
         try:
             # The server waits in here while the client's buffers are full.
-            await asyncio.wait_for(
-                self._send({"type": "websocket.send", key: body}), self._send_seconds
-            )
+            await asyncio.wait_for(self._send({"type": "websocket.send", key: body}), self._send_seconds)
         except TimeoutError as error:
             raise SlowClientError from error
 
@@ -118,7 +116,7 @@ async def _read_requests(receive: Receive, mailbox: Mailbox) -> None:
 class _Tails:
     """How many logs each user reads in this process."""
 
-    open: dict[int, int] = {}  # noqa: RUF012 - one count for the process, on purpose
+    open: dict[int, int] = {}
 
 
 async def log_socket(scope: dict[str, Any], receive: Receive, send: Send) -> None:
@@ -163,8 +161,8 @@ async def _until_first(*jobs: Awaitable[None]) -> None:
 
 
 def _query(scope: dict[str, Any], name: str) -> str:
-    values = parse_qs(scope.get("query_string", b"").decode("latin-1")).get(name, [""])
-    return values[-1]
+    query: bytes = scope.get("query_string", b"")
+    return parse_qs(query.decode("latin-1")).get(name, [""])[-1]
 
 
 def _kind_of(message: dict[str, Any]) -> str:

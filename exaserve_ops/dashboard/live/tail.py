@@ -9,9 +9,9 @@ from typing import Any
 from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 
-from exaserve_ops.dashboard.ports import LogEntry, live_reader
+from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.lib.hints import ring
-
+from exaserve_ops.telemetry.domain.pictures import LogEntry
 
 RING_SECONDS = 20.0
 """Controllers keep asking the agent for lines as long as somebody rings this often."""
@@ -59,9 +59,7 @@ class LogTail:
 
     async def _follow(self, say: Say) -> None:
         while True:
-            entries = await live_reader().fetch_log(
-                self._replica_id, self._position, BATCH_ENTRIES
-            )
+            entries = await live_reader().fetch_log(self._replica_id, self._position, BATCH_ENTRIES)
             if entries:
                 self._position = entries[-1].position
                 await say(log_message(entries))
@@ -82,9 +80,7 @@ def log_message(entries: Sequence[LogEntry]) -> dict[str, Any]:
 
     Lines are cut at `MAX_LINE_CHARACTERS`, so one enormous line cannot fill the socket.
     """
-    lines = [
-        (entry.attempt, line[:MAX_LINE_CHARACTERS]) for entry in entries for line in entry.lines
-    ]
+    lines = [(entry.attempt, line[:MAX_LINE_CHARACTERS]) for entry in entries for line in entry.lines]
     kept: list[tuple[int, str]] = []
     size = 0
     for attempt, line in reversed(lines):

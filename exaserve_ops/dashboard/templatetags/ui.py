@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol
 
 from django import template
 from django.templatetags.static import static
@@ -16,13 +16,52 @@ from exaserve_ops.lib import clock
 
 register = template.Library()
 
-register.filter("number", wording.number)
-register.filter("percent", wording.percent)
-register.filter("duration", wording.duration)
-register.filter("byte_size", wording.byte_size)
-register.filter("count_words", wording.count_words)
+
+def _or_missing(value: Any) -> Any:  # noqa: ANN401 - whatever a template holds
+    """Templates turn what is not there into an empty text; here it is missing again."""
+    return None if value == "" else value
+
+
+@register.filter
+def number(value: Any, digits: int | None = None) -> str:  # noqa: ANN401 - see above
+    """Group digits by thin spaces."""
+    return wording.number(_or_missing(value), digits)
+
+
+@register.filter
+def percent(value: Any) -> str:  # noqa: ANN401 - see above
+    """Write a ratio as a percentage."""
+    return wording.percent(_or_missing(value))
+
+
+@register.filter
+def duration(value: Any) -> str:  # noqa: ANN401 - see above
+    """Write seconds in human words."""
+    return wording.duration(_or_missing(value))
+
+
+@register.filter
+def byte_size(value: Any) -> str:  # noqa: ANN401 - see above
+    """Write bytes in binary units."""
+    return wording.byte_size(_or_missing(value))
+
+
+@register.filter
+def count_words(value: Any) -> str:  # noqa: ANN401 - see above
+    """Write a large count with a letter."""
+    return wording.count_words(_or_missing(value))
+
 
 SPARK_WIDTH, SPARK_HEIGHT = 120, 28
+
+
+class CountedDeployment(Protocol):
+    """A deployment with its replicas counted, as `live_deployments` returns it."""
+
+    status: str
+    replicas: int
+    ready_count: int
+    failed_count: int
 
 
 @register.inclusion_tag("components/badge.html")
@@ -32,7 +71,7 @@ def badge(kind: str, status: str) -> dict[str, Any]:
 
 
 @register.inclusion_tag("components/badge.html")
-def health_badge(deployment: Any) -> dict[str, Any]:
+def health_badge(deployment: CountedDeployment) -> dict[str, Any]:
     """Render what a deployment serves, against what is wanted of it."""
     look = wording.health_of(
         status=deployment.status,
@@ -60,9 +99,7 @@ def moment(at: datetime | None) -> SafeString:
         return format_html('<span class="missing">{}</span>', "never")
     exact = at.strftime("%Y-%m-%d %H:%M:%S UTC")
     words = wording.ago(max(timedelta(0), clock.now() - at))
-    return format_html(
-        '<time datetime="{}" title="{}" data-moment>{}</time>', at.isoformat(), exact, words
-    )
+    return format_html('<time datetime="{}" title="{}" data-moment>{}</time>', at.isoformat(), exact, words)
 
 
 @register.inclusion_tag("components/sparkline.html")
@@ -89,9 +126,3 @@ def short_digest(value: str) -> str:
     """Digest with its first twelve digits."""
     kind, _, digits = value.partition(":")
     return f"{kind}:{digits[:12]}…" if digits else value
-
-
-@register.filter
-def item(mapping: dict[str, Any] | None, key: object) -> Any:
-    """Look up a key that is held in a variable; `None` where it is missing."""
-    return mapping.get(str(key)) if mapping else None

@@ -133,5 +133,5 @@ def _is_uuid(text: str) -> bool:
     return True
 
 
-def _state_of(row: Any) -> str:
+def _state_of(row: object) -> str:
     return str(getattr(row, "liveness", "") or getattr(row, "status", "")).replace("_", " ")

@@ -80,9 +80,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "replica_total": live.count(),
         "shown_replicas": SHOWN_REPLICAS,
         "events": history_of("deployment", deployment_id),
-        "scale_form": ScaleForm(
-            initial={"replicas": found.replicas, "generation": found.generation}
-        ),
+        "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),
     }
     return render(request, "deployments/page.html", context)
 
@@ -94,9 +92,7 @@ def deployment_new(request: HttpRequest) -> HttpResponse:
     form = DeploymentForm(request.POST or None, initial={"model": request.GET.get("model")})
     if request.method == "POST" and form.is_valid():
         try:
-            made = create_deployment(
-                _wish_of(form.cleaned_data), actor=actor_of(request), now=clock.now()
-            )
+            made = create_deployment(_wish_of(form.cleaned_data), actor=actor_of(request), now=clock.now())
         except InvalidInputError as error:
             form.add_error(error.field if error.field in form.fields else None, error.message)
         except ConflictError as error:

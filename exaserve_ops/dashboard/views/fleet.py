@@ -10,9 +10,8 @@ from django.views.decorators.http import require_safe
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.access import requires
 from exaserve_ops.dashboard.ports import live_reader
-from exaserve_ops.dashboard.problems import open_problems, title_state
+from exaserve_ops.dashboard.problems import count_problems, open_problems, title_state
 from exaserve_ops.inventory.models import Node
-from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.telemetry.domain.frames import METRICS
 
@@ -23,16 +22,14 @@ LAST_EVENTS = 12
 @requires("inventory.view_node")
 def fleet(request: HttpRequest) -> HttpResponse:
     """Show the state of the whole fleet at a glance."""
-    problems = open_problems()
-    dead = sum(p.status == "dead" for p in problems)
-    failed = sum(p.status == states.FAILED for p in problems)
+    dead, failed = count_problems()
     context = {
         "title": title_state([(dead, "dead"), (failed, "failed")], "Fleet"),
         "dead": dead,
         "failed": failed,
         "summary": live_reader().read_summary(),
         "metrics": METRICS,
-        "problems": problems,
+        "problems": open_problems(),
         "events": Event.objects.all()[:LAST_EVENTS],
         "first_steps": _first_steps(),
     }
@@ -68,7 +65,5 @@ def live_layout(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - Django'
 
 def _first_steps() -> str:
     """What to do first in a fleet with nothing in it: `node`, `model`, `deployment`, or nothing."""
-    for kind, name in ((Node, "node"), (Model, "model"), (Deployment, "deployment")):
-        if not kind._default_manager.exists():
-            return name
-    return ""
+    kinds = ((Node.objects, "node"), (Model.objects, "model"), (Deployment.objects, "deployment"))
+    return next((name for rows, name in kinds if not rows.exists()), "")

@@ -72,4 +72,3 @@ def _make_key(request: HttpRequest, form: ApiKeyForm) -> str:
         form.add_error(error.field if error.field in form.fields else None, error.message)
         return ""
     return text
-

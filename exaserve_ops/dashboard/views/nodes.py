@@ -138,7 +138,12 @@ def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:
 def node_join(request: HttpRequest) -> HttpResponse:
     """Make a token that enrols one node, and show the command, this once."""
     token, text = create_join_token(actor=actor_of(request), now=clock.now(), note="from the Nodes page")
-    context = {"title": "Add a node", "token": token, "token_text": text, "public_url": settings.ENV.public_url}
+    context = {
+        "title": "Add a node",
+        "token": token,
+        "token_text": text,
+        "public_url": settings.ENV.public_url,
+    }
     return render(request, "nodes/join.html", context)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -93,7 +94,7 @@ def replica_state(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 
 @require_safe
 @requires("serving.view_replica")
-def replica_why(request: HttpRequest, replica_id: UUID) -> HttpResponse:  # noqa: ARG001 - Django's signature
+def replica_why(request: HttpRequest, replica_id: UUID) -> HttpResponse:  # noqa: ARG001 - Django's
     """Answer why a replica is in its state, for the heatmaps: layouts do not carry what changes often."""
     found = get_object_or_404(Replica, pk=replica_id)
     return JsonResponse({"status": found.status, "reason": found.unroutable_reason or found.reason})
@@ -113,7 +114,9 @@ def replica_replace(request: HttpRequest, replica_id: UUID) -> HttpResponse:
     return _act(request, replica_id, replace_replica, "is let go; a new one takes its place")
 
 
-def _act(request: HttpRequest, replica_id: UUID, service: Any, outcome: str) -> HttpResponse:
+def _act(
+    request: HttpRequest, replica_id: UUID, service: Callable[..., Replica], outcome: str
+) -> HttpResponse:
     found = get_object_or_404(Replica, pk=replica_id)
     why = request.POST.get("reason", "").strip()
     if not why:
@@ -129,9 +132,7 @@ def _act(request: HttpRequest, replica_id: UUID, service: Any, outcome: str) -> 
 
 
 def _replica_context(replica_id: UUID) -> dict[str, Any]:
-    found = get_object_or_404(
-        Replica.objects.select_related("deployment__model", "node"), pk=replica_id
-    )
+    found = get_object_or_404(Replica.objects.select_related("deployment__model", "node"), pk=replica_id)
     telemetry = live_reader().read_node(str(found.node_id)) if found.node_id else None
     live = ((telemetry or {}).get("replicas") or {}).get(str(replica_id)) or {}
     sessions = InferenceSession.objects.filter(replica=replica_id)[:SHOWN_SESSIONS]
