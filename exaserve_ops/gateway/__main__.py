@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -18,6 +19,7 @@ from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.lib import clock
 
 _BACKLOG = 2048
+_FIRST_POLL_SECONDS = 3.0
 
 _log = logging.getLogger("exaserve_ops.gateway")
 
@@ -41,14 +43,17 @@ async def serve(settings: GatewaySettings) -> int:
     client = open_redis(settings.redis_url)
     shared = Shared(settings, client, clock=time.monotonic, wall_clock=clock.unix_seconds)
     plane = DataPlane(shared, client)
-    server = await loop.create_server(
-        lambda: ClientConnection(shared), settings.host, settings.port, backlog=_BACKLOG
-    )
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     upkeep = loop.create_task(plane.run())
     upkeep.add_done_callback(lambda _: stop.set())  # without upkeep nothing here stays true
+    with contextlib.suppress(TimeoutError):  # the first request should find the table read
+        async with asyncio.timeout(_FIRST_POLL_SECONDS):
+            await plane.first_poll.wait()
+    server = await loop.create_server(
+        lambda: ClientConnection(shared), settings.host, settings.port, backlog=_BACKLOG
+    )
     _log.info("event=listening host=%s port=%d", settings.host, settings.port)
     await stop.wait()
     failed = upkeep.done() and not upkeep.cancelled()

@@ -23,6 +23,8 @@ class DataPlane:
 
     def __init__(self, shared: Shared, client: redis.asyncio.Redis) -> None:
         self._shared = shared
+        self.first_poll = asyncio.Event()
+        """Set once Redis was asked, whether it answered or not."""
         self._reader = RouteTableReader(
             client, self._on_table, self._on_contact, poll_seconds=shared.settings.poll_seconds
         )
@@ -67,6 +69,7 @@ class DataPlane:
         self._shared.waiting.wake_all()
 
     def _on_contact(self, answered: bool) -> None:  # noqa: FBT001 - a call-back's one argument
+        self.first_poll.set()
         if answered:
             self._shared.contact_seconds = self._shared.clock()
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +17,7 @@ PAYLOADS = st.lists(st.binary(min_size=1, max_size=40), max_size=8)
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     edges = sorted({0, len(data), *(place % (len(data) + 1) for place in at)})
-    return [data[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [data[start:end] for start, end in itertools.pairwise(edges)]
 
 
 @given(PAYLOADS, st.lists(st.integers(0, 1000), max_size=12), st.booleans())
