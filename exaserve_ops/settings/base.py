@@ -147,7 +147,7 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "exaserve_ops.api.schema.OpsSchema",
     "EXCEPTION_HANDLER": "exaserve_ops.api.errors.handle",
     "PAGE_SIZE": 50,
 }

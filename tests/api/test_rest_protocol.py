@@ -257,6 +257,9 @@ def test_schema_is_valid_and_leaves_no_view_out(tmp_path: Path) -> None:
         "/api/v1/keys/{id}/revoke",
         "/api/v1/agent/join",
     } <= set(schema["paths"])
+    for address, takes_key in (("/api/v1/keys", True), ("/api/v1/deployments/{id}/plan", False)):
+        names = {parameter["name"] for parameter in schema["paths"][address]["post"].get("parameters", [])}
+        assert ("Idempotency-Key" in names) == takes_key, address
     assert "apiKey" in schema["components"]["securitySchemes"]
     assert "healthz" not in str(schema["paths"])
 
