@@ -16,6 +16,7 @@ from exaserve_ops.adapters.doorbell import PostgresDoorbell
 from exaserve_ops.adapters.leadership import LeaderLock
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
 from exaserve_ops.adapters.model_folder import ModelFolder
+from exaserve_ops.adapters.reach_table import ReachReader
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
 from exaserve_ops.adapters.turn_log import TurnLogReader
@@ -56,6 +57,7 @@ def build_controllers() -> Controllers:
             ingest_publisher=RedisLivePublisher(_client()),
             turns=TurnLogReader(_client(), consumer),
             doorbell=PostgresDoorbell(environment.database_url),
+            reach=ReachReader(_client()),
         )
     )
 

@@ -26,6 +26,7 @@ from exaserve_ops.controllers.ports import (
     RouteWriter,
     TurnSource,
 )
+from exaserve_ops.controllers.reach import ReachRecorder, ReachSource
 from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.controllers.rollups import RollupRecorder
 from exaserve_ops.controllers.turns import TurnRecorder
@@ -72,6 +73,7 @@ class Adapters:
     """One of its own for the ingest thread: clients are not shared between threads."""
     turns: TurnSource
     doorbell: Doorbell
+    reach: ReachSource
 
 
 class Controllers:
@@ -92,6 +94,7 @@ class Controllers:
         self._live = LiveBuilder(self._state, adapters.publisher, adapters.routes)
         self._turns = TurnRecorder(adapters.turns, self._live)
         self._rollups = RollupRecorder(self._state)
+        self._reach = ReachRecorder(adapters.reach)
 
     def stop(self) -> None:
         """Ask every loop to end."""
@@ -132,6 +135,7 @@ class Controllers:
             self._thread("live", self._live.step, 1.0),
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),
+            self._thread("reach", self._reach.step, 2.0),
             *(self._thread(f"reconcile-{n}", self._work, 0.0) for n in range(RECONCILE_THREADS)),
         ]
         for thread in threads:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 import redis.asyncio
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from exaserve_ops.adapters.reach_table import ReachWriter
 from exaserve_ops.adapters.route_table import RouteTable, RouteTableReader
+from exaserve_ops.gateway.reach import ReachProbe
 from exaserve_ops.gateway.shared import Shared
 
 _SWEEP_SECONDS = 0.25
@@ -28,10 +31,16 @@ class DataPlane:
         self._reader = RouteTableReader(
             client, self._on_table, self._on_contact, poll_seconds=shared.settings.poll_seconds
         )
+        name = f"{socket.gethostname()}:{shared.settings.port}"
+        self._reach = ReachProbe(
+            shared.fleet.slots, ReachWriter(client, name), gateway_name=name, clock=shared.clock
+        )
 
     async def run(self) -> None:
         """Work until cancelled."""
-        await asyncio.gather(self._reader.run(), self._shared.turns.run(), self._sweep_for_ever())
+        await asyncio.gather(
+            self._reader.run(), self._shared.turns.run(), self._sweep_for_ever(), self._reach.run()
+        )
 
     async def drain(self) -> None:
         """Finish open requests for as long as the settings allow, and write the last turns."""

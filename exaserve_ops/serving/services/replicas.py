@@ -166,6 +166,18 @@ def record_node_lost(node_id: UUID, *, reason: str, actor: str, now: datetime) -
 
 
 @transaction.atomic
+def record_reachability(replica_id: UUID, reason: str, *, actor: str, now: datetime) -> None:
+    """Record why gateways cannot connect to a replica; empty says that they can again."""
+    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    if replica.unroutable_reason == reason[:500]:
+        return
+    replica.unroutable_reason = reason[:500]
+    replica.save(update_fields=["unroutable_reason"])
+    event = "unroutable" if reason else "routable_again"
+    record_event(subject_of(replica), event, actor=actor, now=now, reason=reason)
+
+
+@transaction.atomic
 def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> Replica:
     """Move a replica's status by an event: the only function that writes it.
 
