@@ -29,6 +29,7 @@ from tests.fakes.world import JsonClient, make_user
 from workers.protocol.digests import node_key
 
 JOIN = "/api/v1/agent/join"
+UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
 def code_of(answer: Any) -> tuple[int, str]:
@@ -46,7 +47,7 @@ def code_of(answer: Any) -> tuple[int, str]:
         ("get", "/api/v1/nothing", b"", "application/json", (404, "not_found")),
         ("get", "/api/v2/nodes", b"", "application/json", (404, "not_found")),
         ("get", "/api/v1/nodes/", b"", "application/json", (404, "not_found")),
-        ("get", f"/api/v1/nodes/{uuid4()}", b"", "application/json", (404, "not_found")),
+        ("get", f"/api/v1/nodes/{UNKNOWN}", b"", "application/json", (404, "not_found")),
         ("get", "/api/v1/nodes/not-a-uuid", b"", "application/json", (404, "not_found")),
         ("get", "/api/v1/sessions/99999999999999999999999", b"", "application/json", (404, "not_found")),
         ("get", "/api/v1/nodes?page=99999999999999999999", b"", "application/json", (404, "not_found")),

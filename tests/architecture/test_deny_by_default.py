@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
-from uuid import uuid4
 
 import pytest
 from asgiref.testing import ApplicationCommunicator
@@ -94,7 +93,7 @@ def test_strangers_are_refused() -> None:
 
 
 @pytest.mark.django_db
-@pytest.mark.parametrize("token", [uuid4().hex, "xo-" + "a" * 43, "", "null", "é"])
+@pytest.mark.parametrize("token", ["0" * 32, "xo-" + "a" * 43, "", "null", "é"])
 def test_random_tokens_are_refused(token: str) -> None:
     client = Client(headers={"Authorization": f"Bearer {token}"})
     guarded = [route for route in ROUTES if full_name(route) not in PUBLIC]
