@@ -71,6 +71,4 @@ def block_hash_chain(
 
 
 def _derive(key: bytes, purpose: str) -> bytes:
-    return hashlib.blake2b(
-        purpose.encode(), key=key, digest_size=32, person=b"exaserve-ops"
-    ).digest()
+    return hashlib.blake2b(purpose.encode(), key=key, digest_size=32, person=b"exaserve-ops").digest()
