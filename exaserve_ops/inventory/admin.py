@@ -11,7 +11,13 @@ from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 
 from exaserve_ops.inventory.models import Accelerator, FailureDomain, JoinToken, Node
-from exaserve_ops.inventory.services import cordon_node, create_join_token, delete_node, uncordon_node
+from exaserve_ops.inventory.services import (
+    cordon_node,
+    create_join_token,
+    delete_node,
+    revoke_node_keys,
+    uncordon_node,
+)
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.admin import ReadOnlyAdmin, ServiceAdmin, actor_of, show_secret_once
 
@@ -48,6 +54,14 @@ class NodeAdmin(ServiceAdmin[Node]):
     list_select_related = ("failure_domain",)
     search_fields = ("name", "hostname", "address", "id")
     inlines = (AcceleratorInline,)
+    actions = ("revoke_keys",)
+
+    @admin.action(description="Revoke all keys of the selected nodes", permissions=["delete"])
+    def revoke_keys(self, request: HttpRequest, queryset: QuerySet[Node]) -> None:
+        """For a node that may have fallen into wrong hands: it is cut off at once."""
+        for node in queryset:
+            revoke_node_keys(node.pk, actor=actor_of(request), now=clock.now())
+        self.message_user(request, "Their agents are cut off; each must join again as a new node.")
 
     def get_readonly_fields(self, request: HttpRequest, obj: Node | None = None) -> tuple[str, ...]:  # noqa: ARG002 - Django's signature
         """All but the cordon."""

@@ -136,6 +136,21 @@ def uncordon_node(node_id: UUID, *, actor: str, now: datetime) -> Node:
 
 
 @transaction.atomic
+def revoke_node_keys(node_id: UUID, *, actor: str, now: datetime) -> Node:
+    """Make every key of a node worthless: its reports are refused and its commands not understood.
+
+    The node falls silent to us and is declared dead. Its agent must join again as a new node.
+    """
+    node = Node.objects.select_for_update().get(pk=node_id)
+    node.key_epoch += 1
+    node.save(update_fields=["key_epoch"])
+    reason = f"key epoch {node.key_epoch}"
+    record_event(subject_of(node), "keys_revoked", actor=actor, now=now, reason=reason)
+    ring("node", node.pk)
+    return node
+
+
+@transaction.atomic
 def delete_node(node_id: UUID, *, actor: str, now: datetime) -> None:
     """Forget a node that no replica was ever placed on, its accelerators and lease included.
 

@@ -26,6 +26,7 @@ from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.health.domain.detector import DetectorSettings
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.services import revoke_node_keys
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.deployments import scale_deployment
@@ -66,8 +67,8 @@ class Leader:
 
 
 def key_of(node_id: str) -> bytes | None:
-    known = Node.objects.filter(pk=node_id).exists()
-    return digests.node_key(FLEET_SECRET, node_id, 1) if known else None
+    epoch = Node.objects.filter(pk=node_id).values_list("key_epoch", flat=True).first()
+    return digests.node_key(FLEET_SECRET, node_id, epoch) if epoch else None
 
 
 @pytest.fixture
@@ -363,3 +364,13 @@ def test_an_agent_that_takes_nothing_in_does_not_fill_the_store(leader: Leader, 
         leader.reconcilers._link.send_wish(node.node_id, lease_epoch=1, revision=revision, replicas=())
     kept = wishes(node.commands())
     assert [wish.revision for wish in kept] == list(range(36, 100))
+
+
+def test_a_node_whose_keys_are_revoked_is_not_believed_any_more(leader: Leader, node: ScriptedNode) -> None:
+    revoke_node_keys(Node.objects.get(pk=node.node_id).pk, actor="user:test", now=clock.now())
+    before = leader.state.node(node.node_id).sequence
+    node.beat()
+    leader.work()
+    assert leader.state.node(node.node_id).sequence == before
+    refused = leader.ingest._source.refused  # type: ignore[attr-defined]  # the port hides it
+    assert refused["ForgedMessageError"] == 1
