@@ -103,6 +103,10 @@ class Accelerator(models.Model):
     name = models.CharField(max_length=120, blank=True)
     memory_bytes = models.BigIntegerField()
     ordinal = models.PositiveSmallIntegerField(default=0)
+    quarantined_at = models.DateTimeField(
+        null=True, blank=True, help_text="Nothing is placed on it since then; a person lifts this."
+    )
+    quarantine_reason = models.CharField(max_length=500, blank=True)
 
     class Meta:
         ordering: ClassVar[list[str]] = ["node", "ordinal"]

@@ -79,6 +79,15 @@ class Deployment(models.Model):
     )
     drain_seconds = models.PositiveIntegerField(default=60)
     start_seconds = models.PositiveIntegerField(default=300)
+    stall_seconds = models.PositiveIntegerField(
+        default=60, help_text="Requests run and no token comes for so long: the engine is restarted. 0: never."
+    )
+    standbys = models.PositiveIntegerField(
+        default=0, help_text="Replicas beyond those that serve: started and loaded, outside routing."
+    )
+    drain_slow = models.BooleanField(
+        default=False, help_text="Replace and drain a replica that stays slower than its peers."
+    )
     # Status
     status = models.CharField(max_length=16, choices=DEPLOYMENT.choices, default=DEPLOYMENT.initial)
     next_ordinal = models.PositiveIntegerField(default=1, editable=False)
@@ -113,6 +122,12 @@ class Replica(models.Model):
         DRAIN = "drain"
         STOP = "stop"
 
+    class Role(models.TextChoices):
+        """What a replica is for."""
+
+        SERVING = "serving"
+        STANDBY = "standby"
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(max_length=80, unique=True)
     deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="replica_set")
@@ -122,6 +137,16 @@ class Replica(models.Model):
     # Desired
     wanted = models.CharField(max_length=8, choices=Wanted.choices, default=Wanted.RUN)
     generation = models.BigIntegerField(default=1)
+    role = models.CharField(max_length=8, choices=Role.choices, default=Role.SERVING)
+    replaces = models.ForeignKey(
+        "self",
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="replacements",
+        help_text="Whose place it takes; that one is let go when this one is ready.",
+    )
+    made_for = models.CharField(max_length=16, blank=True, help_text="Why a replacement was made.")
     # Observed
     observed_generation = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)
@@ -138,9 +163,24 @@ class Replica(models.Model):
     unroutable_reason = models.CharField(
         max_length=500, blank=True, help_text="Ready, but a gateway could not reach it."
     )
+    held_by_pids = ArrayField(
+        models.PositiveIntegerField(),
+        default=list,
+        blank=True,
+        help_text="Processes that hold the memory that it waits for.",
+    )
+    held_since = models.DateTimeField(null=True, blank=True)
+    slow_since = models.DateTimeField(null=True, blank=True)
+    slow_reason = models.CharField(max_length=500, blank=True)
     # Status
     status = models.CharField(max_length=16, choices=REPLICA.choices, default=REPLICA.initial)
     reason = models.TextField(blank=True)
+    healing_note = models.CharField(
+        max_length=1000, blank=True, help_text="What healing of this replica waits for."
+    )
+    failed_at = models.DateTimeField(
+        null=True, blank=True, help_text="When its agent gave it up; cleared when a person starts it again."
+    )
     status_changed_at = models.DateTimeField(db_default=Now())
     created_at = models.DateTimeField(db_default=Now())
     ready_at = models.DateTimeField(null=True, blank=True)
@@ -165,6 +205,14 @@ class Replica(models.Model):
                 fields=["node", "address"],
                 condition=~models.Q(status="stopped") & ~models.Q(address=""),
                 name="replica_address_once_per_node",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(role__in=["serving", "standby"]), name="replica_role_known"
+            ),
+            models.UniqueConstraint(
+                fields=["replaces"],
+                condition=models.Q(wanted="run") & ~models.Q(status="stopped"),
+                name="replica_replaced_by_one_at_a_time",
             ),
         ]
 
