@@ -66,7 +66,7 @@ def find_labelled(fleet_id: str, node_ids: Collection[str] = ()) -> tuple[Labell
     """
     found = []
     for pid in _pids():
-        environment = _environment(pid)
+        environment = read_environment_of(pid)
         if environment.get(FLEET_VARIABLE) == fleet_id or environment.get(_NODE_VARIABLE) in node_ids:
             identity = identify(pid)
             if identity is not None and pid != os.getpid():
@@ -98,11 +98,7 @@ def reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _environment(pid: int) -> dict[str, str]:
+def read_environment_of(pid: int) -> dict[str, str]:
     """Environment that a process was started with; empty if it is gone or not ours to read."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
@@ -110,6 +106,10 @@ def _environment(pid: int) -> dict[str, str]:
         return {}
     entries = (entry.partition("=") for entry in raw.decode(errors="replace").split("\0"))
     return {name: value for name, equals, value in entries if equals}
+
+
+def _pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
 
 
 def _send(identity: ProcessIdentity, which: signal.Signals) -> bool:

@@ -1,0 +1,1 @@
+"""The control plane's side of a simulated fleet: enrolment, deployment, processes."""

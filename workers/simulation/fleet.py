@@ -1,0 +1,207 @@
+"""All simulated nodes and their faults on one time line. Pure: no sockets, no clocks, no sleep."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from workers.simulation import faults as kinds
+from workers.simulation.faults import Fault, Place, choose_targets
+from workers.simulation.node import GAP_SECONDS, NodeIdentity, NodeShape, SimulatedNode
+
+BEAT_SECONDS = 1.0
+_USUAL_JITTER = 0.03
+"""Share of an interval by which a healthy node's report is late."""
+
+
+@dataclass(slots=True)
+class _Member:
+    """A node, and what the faults that hold now do to it."""
+
+    node: SimulatedNode
+    active: list[Fault] = field(default_factory=list)
+    off: int = 0
+    cut: int = 0
+    beats_at: float = 0.0
+    reported_at: float | None = None
+
+
+class SimulatedFleet:
+    """`step(now)` returns the reports that leave by then, in order; `take` brings a command in."""
+
+    def __init__(
+        self,
+        identities: Sequence[NodeIdentity],
+        *,
+        shape: NodeShape,
+        seed: int,
+        run_id: str = "run",
+        faults: Iterable[Fault] = (),
+        places: Sequence[Place] = (),
+        now: float,
+        wall_offset_seconds: float,
+    ) -> None:
+        """`places`: the whole fleet where this is a part of it, so that all parts agree on targets."""
+        self._rng = random.Random(f"{seed}:fleet")  # noqa: S311 - a model, not a secret
+        self._wall_offset = wall_offset_seconds
+        self._heap: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order = 0
+        self._out: list[bytes] = []
+        self._by_id: dict[str, _Member] = {}
+        self._by_name: dict[str, _Member] = {}
+        for identity in identities:
+            member = _Member(SimulatedNode(identity, shape, seed=seed, run_id=run_id, now=now))
+            self._by_id[identity.node_id] = self._by_name[identity.name] = member
+            member.beats_at = now + self._rng.random() * BEAT_SECONDS
+            self._at(member.beats_at, self._beat_of(member))
+        everywhere = places or [Place(i.name, i.rack) for i in identities]
+        for number, fault in enumerate(faults):
+            chooser = random.Random(f"{seed}:fault:{number}")  # noqa: S311 - as above
+            self._schedule(fault, choose_targets(fault, everywhere, chooser), now)
+
+    def node(self, name: str) -> SimulatedNode:
+        """A node by its name."""
+        return self._by_name[name].node
+
+    @property
+    def nodes(self) -> list[SimulatedNode]:
+        """All nodes."""
+        return [member.node for member in self._by_name.values()]
+
+    def next_due_seconds(self) -> float:
+        """When something is due next."""
+        return self._heap[0][0] if self._heap else float("inf")
+
+    def step(self, now: float) -> list[bytes]:
+        """Carry out what is due by now, and return the sealed reports that leave."""
+        while self._heap and self._heap[0][0] <= now:
+            at, _, action = heapq.heappop(self._heap)
+            action(at)
+        out, self._out = self._out, []
+        return out
+
+    def is_reached(self, node_id: str) -> bool:
+        """Whether commands arrive at a node; those for others wait on its queue."""
+        member = self._by_id.get(node_id)
+        return member is not None and not member.off and not member.cut
+
+    def take(self, node_id: str, data: bytes, now: float) -> None:
+        """Bring a command in; what it causes to be reported leaves with the next step."""
+        if self.is_reached(node_id):
+            self._out += self._by_id[node_id].node.take(data, now)
+
+    def lost_contact(self) -> None:
+        """The whole process could not report: every node introduces itself again."""
+        for member in self._by_id.values():
+            member.node.lost_contact()
+
+    # ------------------------------------------------------------------ beats
+    def _beat_of(self, member: _Member) -> Callable[[float], None]:
+        return lambda at: self._beat(member, at)
+
+    def _beat(self, member: _Member, at: float) -> None:
+        delay, jitter, loss, clock = _weather(member.active)
+        member.beats_at = max(member.beats_at + BEAT_SECONDS, at)
+        late = delay + self._rng.random() * jitter * BEAT_SECONDS
+        self._at(member.beats_at + late, self._beat_of(member))
+        if member.off or member.cut:
+            return
+        if member.reported_at is not None and at - member.reported_at > GAP_SECONDS:
+            member.node.lost_contact()
+        for report in member.node.reports(at, at + self._wall_offset + clock):
+            if loss == 0 or self._rng.random() >= loss:
+                self._out.append(report)
+        member.reported_at = at
+
+    # ------------------------------------------------------------------ faults
+    def _schedule(self, fault: Fault, names: Iterable[str], start: float) -> None:
+        begin = start + fault.at_seconds
+        end = None if fault.for_seconds is None else begin + fault.for_seconds
+        for name in names:
+            member = self._by_name.get(name)
+            if member is None:
+                continue  # another process simulates it
+            if isinstance(fault, kinds.Flapping):
+                self._flap(member, fault, begin, end)
+                continue
+            self._at(begin, self._begin_of(member, fault))
+            if end is not None:
+                self._at(end, self._end_of(member, fault))
+
+    def _begin_of(self, member: _Member, fault: Fault) -> Callable[[float], None]:
+        return lambda at: _begin(member, fault, at)
+
+    def _end_of(self, member: _Member, fault: Fault) -> Callable[[float], None]:
+        return lambda at: _end(member, fault, at)
+
+    def _flap(self, member: _Member, fault: kinds.Flapping, begin: float, end: float | None) -> None:
+        def go_down(at: float) -> None:
+            if end is not None and at >= end:
+                return
+            member.cut += 1
+            self._at(at + fault.down_seconds, come_up)
+
+        def come_up(at: float) -> None:
+            member.cut -= 1
+            self._at(at + fault.up_seconds, go_down)
+
+        self._at(begin, go_down)
+
+    def _at(self, due: float, action: Callable[[float], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (due, self._order, action))
+
+
+def _weather(active: Iterable[Fault]) -> tuple[float, float, float, float]:
+    """Delay in seconds, jitter and loss as ratios, and the clock's offset in seconds."""
+    delay, jitter, loss, clock = 0.0, _USUAL_JITTER, 0.0, 0.0
+    for fault in active:
+        match fault:
+            case kinds.SlowNode():
+                delay += fault.delay_seconds
+            case kinds.Jitter():
+                jitter = max(jitter, fault.jitter_ratio)
+            case kinds.ReportLoss():
+                loss = max(loss, fault.loss_ratio)
+            case kinds.ClockJump():
+                clock += fault.offset_seconds
+            case _:
+                pass
+    return delay, jitter, loss, clock
+
+
+def _begin(member: _Member, fault: Fault, at: float) -> None:
+    node = member.node
+    member.active.append(fault)
+    match fault:
+        case kinds.NodeDeath() | kinds.RackLoss():
+            member.off += 1
+            node.power_off(at)
+        case kinds.Partition() | kinds.MassSilence():
+            member.cut += 1
+        case kinds.SlowNode():
+            node.latency_factor *= fault.latency_factor
+        case kinds.ReplicaCrash():
+            node.crash_replicas(fault.replicas, at)
+        case kinds.AgentRestart():
+            node.start_agent()
+        case _:
+            pass
+
+
+def _end(member: _Member, fault: Fault, at: float) -> None:
+    node = member.node
+    member.active.remove(fault)
+    match fault:
+        case kinds.NodeDeath() | kinds.RackLoss():
+            member.off -= 1
+            if not member.off:
+                node.power_on(at)
+        case kinds.Partition() | kinds.MassSilence():
+            member.cut -= 1
+        case kinds.SlowNode():
+            node.latency_factor /= fault.latency_factor
+        case _:
+            pass
