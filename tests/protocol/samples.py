@@ -1,12 +1,15 @@
 """One message of every kind, every field set: what the golden bytes hold.
 
-Run `python -m tests.protocol.samples` after a new kind was added: it writes the files that do not
-exist yet and never changes one that does.
+A message that gained fields gets a sample of the new minor version beside the old one, which stays
+as it was. Run `python -m tests.protocol.samples` afterwards: it writes the files that do not exist
+yet and never changes one that does.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+
+import msgspec
 
 from workers.protocol import digests, v1
 
@@ -74,26 +77,46 @@ _REPLICA = v1.ReplicaObserved(
     telemetry=_TELEMETRY,
 )
 
+_ACCELERATOR_1_0 = v1.AcceleratorInfo(
+    uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3
+)
+_HELLO_1_0 = v1.Hello(
+    node_id=NODE_ID,
+    boot_id="boot-1",
+    major=1,
+    minor=0,
+    agent_version="0.1.0",
+    hostname="gpu01",
+    address="10.0.0.7",
+    accelerators=(_ACCELERATOR_1_0,),
+    engines=("simulated", "torch"),
+    cpu_count=16,
+    memory_bytes=1 << 37,
+    labels={"rack": "r1"},
+    simulated=True,
+    reconnect=True,
+)
+_SLICE = msgspec.structs.replace(
+    _ACCELERATOR_1_0,
+    parent_uuid="GPU-0",
+    profile="3g.40gb",
+    pci_bus_id="0000:3b:00.0",
+    numa_node=1,
+    pcie_generation=5,
+    pcie_width=16,
+    unreadable=("name",),
+)
+_TOPOLOGY = v1.Topology(
+    endpoints=(
+        v1.TopologyEndpoint(name="GPU-1", accelerator=True, numa_node=1, cpus="0-31"),
+        v1.TopologyEndpoint(name="mlx5_0", accelerator=False),
+    ),
+    links=(v1.TopologyLink(a=0, b=1, kind="PIX", rank=100),),
+)
+
 REPORTS: dict[str, v1.Report] = {
-    "hello": v1.Hello(
-        node_id=NODE_ID,
-        boot_id="boot-1",
-        major=1,
-        minor=0,
-        agent_version="0.1.0",
-        hostname="gpu01",
-        address="10.0.0.7",
-        accelerators=(
-            v1.AcceleratorInfo(
-                uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3
-            ),
-        ),
-        engines=("simulated", "torch"),
-        cpu_count=16,
-        memory_bytes=1 << 37,
-        labels={"rack": "r1"},
-        simulated=True,
-        reconnect=True,
+    "hello": msgspec.structs.replace(
+        _HELLO_1_0, minor=1, accelerators=(_SLICE,), topology=_TOPOLOGY, probe_notes=("memory: ERR!",)
     ),
     "heartbeat": v1.Heartbeat(
         node_id=NODE_ID,
@@ -151,6 +174,16 @@ COMMANDS: dict[str, v1.Command] = {
     ),
 }
 
+OLDER: dict[str, v1.Report | v1.Command] = {"v1.0-hello": _HELLO_1_0}
+"""What golden files of an earlier minor mean, where the message has gained fields since."""
+_MINOR_OF_SAMPLE = {"hello": 1}
+"""The minor version that last added to a message; 0 for the others."""
+
+
+def file_name(kind: str) -> str:
+    """The golden file of a sample, without its ending."""
+    return f"v1.{_MINOR_OF_SAMPLE.get(kind, 0)}-{kind}"
+
 
 def encoded() -> dict[str, bytes]:
     """Each sample as it goes over the wire."""
@@ -167,6 +200,6 @@ def encoded() -> dict[str, bytes]:
 if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for name, data in encoded().items():
-        path = FOLDER / f"v1.0-{name}.bin"
+        path = FOLDER / f"{file_name(name)}.bin"
         if not path.exists():
             path.write_bytes(data)

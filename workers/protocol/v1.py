@@ -21,7 +21,8 @@ import msgspec
 from workers.protocol import digests
 
 MAJOR = 1
-MINOR = 0
+MINOR = 1
+"""1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -58,8 +59,49 @@ class AcceleratorInfo(_Struct, frozen=True, kw_only=True):
     """`cuda`, `rocm`, `xpu` or `cpu`: what the engine will run on, as discovered."""
     name: str
     memory_bytes: int
+    """0 where the tool did not say; then `unreadable` has `memory_bytes`."""
     ordinal: int = 0
     """The vendor tool's index. For people; nothing is ever placed by it."""
+    parent_uuid: str = ""
+    """The card that this slice was cut from; empty for a whole card. Since 1.1, as all below."""
+    profile: str = ""
+    """What the slice was cut as, such as `3g.40gb`."""
+    pci_bus_id: str = ""
+    numa_node: int | None = None
+    pcie_generation: int | None = None
+    """The best that card and slot can do together, as is `pcie_width`."""
+    pcie_width: int | None = None
+    unreadable: tuple[str, ...] = ()
+    """Fields of this struct that the vendor's tool could not tell."""
+
+
+class TopologyEndpoint(_Struct, frozen=True, kw_only=True):
+    """One end of links: an accelerator or a network adapter."""
+
+    name: str
+    """UUID of the accelerator, or the adapter's device name such as `mlx5_0`."""
+    accelerator: bool
+    numa_node: int | None = None
+    cpus: str = ""
+    """Cores next to it, such as `0-31,64-95`."""
+
+
+class TopologyLink(_Struct, frozen=True, kw_only=True):
+    """The way between two endpoints, by their places in the list."""
+
+    a: int
+    b: int
+    kind: str
+    """`NV#` (# bonded NVLinks), `PIX`, `PXB`, `PHB`, `NODE` or `SYS`."""
+    rank: int
+    """For comparing: a smaller rank is a shorter way."""
+
+
+class Topology(_Struct, frozen=True, kw_only=True):
+    """How near accelerators and network adapters of one node are to one another."""
+
+    endpoints: tuple[TopologyEndpoint, ...] = ()
+    links: tuple[TopologyLink, ...] = ()
 
 
 class ModelFile(_Struct, frozen=True, kw_only=True):
@@ -246,6 +288,10 @@ class Hello(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     labels: dict[str, str] = {}
     simulated: bool = False
     reconnect: bool = False
+    topology: Topology | None = None
+    """Since 1.1; `None` where no tool tells."""
+    probe_notes: tuple[str, ...] = ()
+    """What the probes could not find out, for people. Since 1.1."""
 
 
 class Heartbeat(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="heartbeat"):
