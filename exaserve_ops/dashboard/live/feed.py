@@ -7,6 +7,7 @@ import json
 import logging
 import weakref
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from channels.db import database_sync_to_async
@@ -15,6 +16,7 @@ from channels.layers import get_channel_layer
 from exaserve_ops.audit.models import Event
 from exaserve_ops.audit.selectors import LOOKBACK_EVENTS, events_after
 from exaserve_ops.dashboard.live.mailbox import Mailbox
+from exaserve_ops.dashboard.live.tasks import end
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.telemetry.domain.frames import frame_numbers
 
@@ -34,7 +36,7 @@ class LiveFeed:
 
     def __init__(self) -> None:
         self._mailboxes: set[Mailbox] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._starting = asyncio.Lock()
         self._frame: bytes | None = None
         self._layout_version: int | None = None
@@ -52,20 +54,21 @@ class LiveFeed:
     async def join(self, mailbox: Mailbox) -> None:
         """Hand the newest of everything to a mailbox, and everything newer from now on."""
         async with self._starting:
-            if self._task is None or self._task.done():
+            if not self._tasks:
                 self._last_event_id = await database_sync_to_async(_newest_event_id)()
                 await self._refresh_snapshots()
-                self._task = asyncio.create_task(self._run(), name="live feed")
-        self._mailboxes.add(mailbox)
+                jobs = (self._listen, self._follow_snapshots, self._follow_events)
+                self._tasks = [asyncio.create_task(_forever(job), name="live feed") for job in jobs]
+            self._mailboxes.add(mailbox)
         self.resend(mailbox)
 
     async def leave(self, mailbox: Mailbox) -> None:
         """Stop handing anything over; the last one to leave stops the reader."""
-        self._mailboxes.discard(mailbox)
-        if not self._mailboxes and self._task is not None:
-            task, self._task = self._task, None
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        async with self._starting:
+            self._mailboxes.discard(mailbox)
+            if not self._mailboxes:
+                tasks, self._tasks = self._tasks, []
+                await end(*tasks)
 
     def resend(self, mailbox: Mailbox) -> None:
         """Hand the newest snapshots over again."""
@@ -75,17 +78,6 @@ class LiveFeed:
             mailbox.put("summary", _summary_message(self._summary))
         if self._frame is not None:
             mailbox.put("frame", self._frame)
-
-    async def _run(self) -> None:
-        while True:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    tasks.create_task(self._listen())
-                    tasks.create_task(self._follow_snapshots())
-                    tasks.create_task(self._follow_events())
-            except* Exception:  # the loop's top: whatever broke, viewers get frames again
-                logger.exception("live feed failed; starting over")
-            await asyncio.sleep(RETRY_SECONDS)
 
     async def _listen(self) -> None:
         """Turn hints into flags: a burst of hints becomes one read."""
@@ -191,10 +183,21 @@ def _newest_event_id() -> int:
     return Event.objects.order_by("-pk").values_list("pk", flat=True).first() or 0
 
 
+async def _forever(job: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await job()
+        except Exception:  # the loop's top: whatever broke, viewers get frames again
+            logger.exception("live feed failed; starting over")
+        await asyncio.sleep(RETRY_SECONDS)
+
+
 async def _set_or_timeout(flag: asyncio.Event) -> None:
     """Wait for a hint, or until it is time to look without one."""
     try:
-        await asyncio.wait_for(flag.wait(), POLL_SECONDS)
+        # Not `wait_for`: before Python 3.12 it can swallow a cancellation, and the feed never ends.
+        async with asyncio.timeout(POLL_SECONDS):
+            await flag.wait()
     except TimeoutError:
         return
     flag.clear()

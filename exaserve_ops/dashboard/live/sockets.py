@@ -16,6 +16,7 @@ from exaserve_ops.audit.selectors import events_after
 from exaserve_ops.dashboard.live.feed import event_message, feed_of_this_loop
 from exaserve_ops.dashboard.live.mailbox import Mailbox
 from exaserve_ops.dashboard.live.tail import LogTail
+from exaserve_ops.dashboard.live.tasks import until_first
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Replica
 
@@ -57,7 +58,8 @@ class Wire:
         key = "bytes" if isinstance(body, bytes) else "text"
         try:
             # The server waits in here while the client's buffers are full.
-            await asyncio.wait_for(self._send({"type": "websocket.send", key: body}), self._send_seconds)
+            async with asyncio.timeout(self._send_seconds):
+                await self._send({"type": "websocket.send", key: body})
         except TimeoutError as error:
             raise SlowClientError from error
 
@@ -79,7 +81,7 @@ async def live_socket(scope: dict[str, Any], receive: Receive, send: Send) -> No
             {"kind": "hello", "now": clock.unix_seconds(), "last_event_id": feed.last_event_id}
         )
         await _resume_events(mailbox, _query(scope, "events_after"))
-        await _until_first(_deliver(wire, mailbox), _read_requests(receive, mailbox))
+        await until_first(_deliver(wire, mailbox), _read_requests(receive, mailbox))
     except SlowClientError:
         logger.warning("a live viewer took nothing for %.0f s and was closed", SEND_SECONDS)
         await wire.close(TRY_AGAIN_LATER, "this page does not keep up")
@@ -135,8 +137,8 @@ async def log_socket(scope: dict[str, Any], receive: Receive, send: Send) -> Non
     _Tails.open[user_id] = _Tails.open.get(user_id, 0) + 1
     try:
         tail = LogTail(str(replica_id), after=_query(scope, "after") or "0")
-        await _until_first(tail.run(wire.message), _read_until_disconnect(receive))
-    except* SlowClientError:
+        await until_first(tail.run(wire.message), _read_until_disconnect(receive))
+    except SlowClientError:
         await wire.close(TRY_AGAIN_LATER, "this page does not keep up")
     finally:
         _Tails.open[user_id] -= 1
@@ -145,19 +147,6 @@ async def log_socket(scope: dict[str, Any], receive: Receive, send: Send) -> Non
 async def _read_until_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "websocket.disconnect":
         pass
-
-
-async def _until_first(*jobs: Awaitable[None]) -> None:
-    """Run jobs until one ends, cancel the others, and pass on what the ended one raised."""
-    tasks = [asyncio.ensure_future(job) for job in jobs]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
 
 
 def _query(scope: dict[str, Any], name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from channels.db import database_sync_to_async
 from channels.layers import get_channel_layer
 
+from exaserve_ops.dashboard.live.tasks import until_first
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.telemetry.domain.pictures import LogEntry
@@ -35,10 +36,7 @@ class LogTail:
 
     async def run(self, say: Say) -> None:
         """Follow until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._keep_asking())
-            tasks.create_task(self._listen())
-            tasks.create_task(self._follow(say))
+        await until_first(self._keep_asking(), self._listen(), self._follow(say))
 
     async def _keep_asking(self) -> None:
         while True:
@@ -69,7 +67,8 @@ class LogTail:
 
     async def _wait(self) -> None:
         try:
-            await asyncio.wait_for(self._hinted.wait(), POLL_SECONDS)
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._hinted.wait()
         except TimeoutError:
             return
         self._hinted.clear()
