@@ -156,28 +156,13 @@ def choose_port(files: FleetFiles, name: str, *, wanted: str = "") -> int:
         return _checked_port(name, wanted)
     kept = files.read_json("ports.json")
     last = kept.get(name)
-    port = last if isinstance(last, int) and _is_free(last) else _any_free_port()
+    port = last if isinstance(last, int) and is_port_free(last) else _any_free_port()
     files.write_json("ports.json", kept | {name: port})
     return port
 
 
-def _checked_port(name: str, text: str) -> int:
-    if not text.isdigit() or not 0 < int(text) < 65_536:  # noqa: PLR2004 - ports have 16 bits
-        raise FleetFilesError(f"the port for {name} is '{text}'; give a number from 1 to 65535")
-    if not _is_free(int(text)):
-        raise FleetFilesError(f"port {text}, asked for as the port for {name}, is taken")
-    return int(text)
-
-
-def _any_free_port() -> int:
-    for _ in range(_PORT_TRIES):
-        port = secrets.choice(_PORT_RANGE)
-        if _is_free(port):
-            return port
-    raise FleetFilesError(f"no free port found in {_PORT_RANGE.start}-{_PORT_RANGE.stop - 1}")
-
-
-def _is_free(port: int) -> bool:
+def is_port_free(port: int) -> bool:
+    """Whether a server could listen on this port of the loopback address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As servers do: what an earlier run left in TIME_WAIT does not make a port taken.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -186,6 +171,22 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
         return True
+
+
+def _checked_port(name: str, text: str) -> int:
+    if not text.isdigit() or not 0 < int(text) < 65_536:  # noqa: PLR2004 - ports have 16 bits
+        raise FleetFilesError(f"the port for {name} is '{text}'; give a number from 1 to 65535")
+    if not is_port_free(int(text)):
+        raise FleetFilesError(f"port {text}, asked for as the port for {name}, is taken")
+    return int(text)
+
+
+def _any_free_port() -> int:
+    for _ in range(_PORT_TRIES):
+        port = secrets.choice(_PORT_RANGE)
+        if is_port_free(port):
+            return port
+    raise FleetFilesError(f"no free port found in {_PORT_RANGE.start}-{_PORT_RANGE.stop - 1}")
 
 
 def _runtime_folder(var: Path) -> Path:

@@ -24,6 +24,8 @@ class SimulationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     places: tuple[Place, ...] = ()
     """Names and racks of the whole fleet."""
     slots: int = 12
+    first_port: int = 41_000
+    """Replicas have ports from here on; with `serve` they listen there, on loopback only."""
     requests_per_second: float = 0.4
     """Of one replica, on average."""
     faults: tuple[Fault, ...] = ()

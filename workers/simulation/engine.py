@@ -112,7 +112,6 @@ class EngineModel:
         self._totals = _Totals()
         self._first_tokens: deque[tuple[float, float, float]] = deque()
         self._samples: deque[_Sample] = deque()
-        self._draining = False
 
     @property
     def active_requests(self) -> int:
@@ -121,7 +120,6 @@ class EngineModel:
 
     def drain(self) -> None:
         """Take nothing new from the modelled clients."""
-        self._draining = True
         self._next_arrival = math.inf
 
     def advance(self, now: float) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from workers.simulation import faults as kinds
 from workers.simulation.faults import Fault, Place, choose_targets
 from workers.simulation.node import GAP_SECONDS, NodeIdentity, NodeShape, SimulatedNode
+from workers.simulation.replica import SimulatedReplica
 
 BEAT_SECONDS = 1.0
 _USUAL_JITTER = 0.03
@@ -51,9 +52,11 @@ class SimulatedFleet:
         self._out: list[bytes] = []
         self._by_id: dict[str, _Member] = {}
         self._by_name: dict[str, _Member] = {}
+        self._by_address: dict[str, _Member] = {}
         for identity in identities:
             member = _Member(SimulatedNode(identity, shape, seed=seed, run_id=run_id, now=now))
             self._by_id[identity.node_id] = self._by_name[identity.name] = member
+            self._by_address[identity.address] = member
             member.beats_at = now + self._rng.random() * BEAT_SECONDS
             self._at(member.beats_at, self._beat_of(member))
         everywhere = places or [Place(i.name, i.rack) for i in identities]
@@ -64,6 +67,15 @@ class SimulatedFleet:
     def node(self, name: str) -> SimulatedNode:
         """A node by its name."""
         return self._by_name[name].node
+
+    def find_replica(self, address: str, port: int) -> tuple[SimulatedNode, SimulatedReplica] | None:
+        """Whose port that is; `None` where the machine is off or nothing of ours is there."""
+        member = self._by_address.get(address)
+        if member is None or member.off:
+            return None
+        replicas = member.node.replicas.values()
+        found = next((replica for replica in replicas if replica.port == port), None)
+        return None if found is None else (member.node, found)
 
     @property
     def nodes(self) -> list[SimulatedNode]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from workers.protocol import v1
+from workers.protocol import digests, v1
 from workers.simulation.engine import EngineShape, Traffic
 from workers.simulation.replica import Durations, SimulatedReplica
 
@@ -19,7 +19,6 @@ ENGINE = "simulated-node"
 GAP_SECONDS = 5.0
 """A node that could not report for so long introduces itself again."""
 HELLO_SECONDS = 3.0
-FIRST_PORT = 41_000
 _REMEMBERED_COMMANDS = 200
 _STAMPS = 60_000
 _GIB = 1 << 30
@@ -46,6 +45,8 @@ class NodeShape:
     """What every node of a fleet is made of."""
 
     slots: int = 12
+    first_port: int = 41_000
+    """Every node has an address of its own, so all use the same ports."""
     accelerator_bytes: int = 64 * _GIB
     engine: EngineShape = field(default_factory=EngineShape)
     traffic: Traffic = field(default_factory=Traffic)
@@ -126,6 +127,10 @@ class SimulatedNode:
         self._sequence += 1
         reports.append(self._heartbeat(now, wall))
         return [self.seal(report) for report in reports]
+
+    def engine_token(self, replica: SimulatedReplica) -> str:
+        """Bearer token that the engine of the replica's present attempt demands."""
+        return digests.engine_api_key(self._key, replica.replica_id, replica.attempt)
 
     def seal(self, report: v1.Report) -> bytes:
         """Encode a report with this node's seal."""
@@ -272,7 +277,8 @@ class SimulatedNode:
 
     def _free_port(self) -> int:
         taken = {replica.port for replica in self.replicas.values()}
-        return next(port for port in range(FIRST_PORT, FIRST_PORT + len(taken) + 1) if port not in taken)
+        first = self._shape.first_port
+        return next(port for port in range(first, first + len(taken) + 1) if port not in taken)
 
     def _rng_of_attempt(self, replica_id: str, attempt: int) -> random.Random:
         return random.Random(f"{self._seed}:{replica_id}:{attempt}")  # noqa: S311 - a model, not a secret

@@ -13,6 +13,7 @@ from workers.simulation.config import SimulationConfig
 from workers.simulation.engine import Traffic
 from workers.simulation.fleet import SimulatedFleet
 from workers.simulation.node import NodeShape
+from workers.simulation.serve import PORTS_PER_SLOT, EngineServer
 from workers.simulation.wire import CommandReader, ReportWriter
 
 _LEAST_PAUSE_SECONDS = 0.01
@@ -32,6 +33,7 @@ class Simulation:
             config.nodes,
             shape=NodeShape(
                 slots=config.slots,
+                first_port=config.first_port,
                 traffic=Traffic(requests_per_second=config.requests_per_second),
                 stamp_queue=config.stamp_queue,
             ),
@@ -44,22 +46,27 @@ class Simulation:
         )
         self._writer = ReportWriter(config.redis_url)
         self._reader = CommandReader(config.redis_url, [n.node_id for n in config.nodes], self._take)
+        ports = range(config.first_port, config.first_port + PORTS_PER_SLOT * config.slots)
+        self._server = EngineServer(self.fleet, self.lock, ports) if config.serve else None
         self._stopping = threading.Event()
-        self._steps = 0
 
     def stop(self) -> None:
         """Let `run` return."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Simulate until stopped."""
+        """Simulate until stopped. Raises `OSError` where the ports cannot be listened on."""
         parent = os.getppid()
+        if self._server is not None:
+            self._server.start()
         while not self._stopping.is_set() and os.getppid() == parent:
             try:
                 self._step()
             except Exception:  # top of the loop: one odd message must not end a thousand nodes
                 logger.exception("a step of the simulation failed")
                 self._stopping.wait(_LONGEST_PAUSE_SECONDS)
+        if self._server is not None:
+            self._server.stop()
         self._reader.close()
         self._writer.close()
 

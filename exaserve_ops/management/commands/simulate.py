@@ -44,7 +44,10 @@ class Command(BaseCommand):
             "--fault", action="append", default=[], metavar="WORD", help="such as node-death@30s+60s"
         )
         parser.add_argument(
-            "--serve", action="store_true", help="replicas answer chats on loopback addresses"
+            "--serve",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="replicas answer chats on loopback addresses (default: yes)",
         )
         parser.add_argument("--processes", type=_up_to(64), help="(default one for each 512 nodes)")
         parser.add_argument("--no-deployment", action="store_true", help="only the nodes")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,13 +13,17 @@ from pathlib import Path
 
 import msgspec
 
-from exaserve_ops.adapters.fleet_files import FleetFiles, write_private
+from exaserve_ops.adapters.fleet_files import FleetFiles, FleetFilesError, is_port_free, write_private
 from exaserve_ops.management.simulated.enrolment import FOLDER
 from workers.simulation.config import SimulationConfig
 from workers.simulation.faults import Fault, Place
 from workers.simulation.node import NodeIdentity
+from workers.simulation.serve import PORTS_PER_SLOT
 
 NODES_PER_PROCESS = 512
+_PORTS = range(12_000, 20_000)
+"""Below those of the all-in-one fleet's own services."""
+_PORT_TRIES = 100
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
 
@@ -41,6 +46,8 @@ def write_configs(
 ) -> list[Path]:
     """Write one private file for each process. A node is always simulated by exactly one."""
     count = processes or -(-len(nodes) // NODES_PER_PROCESS)
+    width = PORTS_PER_SLOT * shape.slots
+    first_port = choose_ports(count * width)
     places = tuple(Place(node.name, node.rack) for node in nodes)
     paths = []
     for number in range(count):
@@ -50,6 +57,7 @@ def write_configs(
             nodes=tuple(nodes[number::count]),
             places=places,
             slots=shape.slots,
+            first_port=first_port + number * width,
             requests_per_second=shape.requests_per_second,
             faults=shape.faults,
             serve=shape.serve,
@@ -59,6 +67,15 @@ def write_configs(
         write_private(path, msgspec.json.encode(config).decode())
         paths.append(path)
     return paths
+
+
+def choose_ports(count: int) -> int:
+    """Return the first of so many loopback ports in a row that nobody listens on."""
+    for _ in range(_PORT_TRIES):
+        first = secrets.choice(range(_PORTS.start, _PORTS.stop - count))
+        if all(is_port_free(port) for port in range(first, first + count)):
+            return first
+    raise FleetFilesError(f"no {count} free ports in a row between {_PORTS.start} and {_PORTS.stop - 1}")
 
 
 def run_workers(paths: Sequence[Path], *, code: Path, seconds: float | None) -> bool:
