@@ -26,6 +26,7 @@ _OPERATOR_CHANGES = frozenset(
     {
         "access.add_apikey",
         "access.change_apikey",
+        "health.change_incident",
         "inventory.add_jointoken",
         "inventory.change_node",
         "serving.add_deployment",
