@@ -9,6 +9,8 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
+from exaserve_ops.inventory.domain.drain import NODE_DRAIN
+from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 
 
@@ -48,9 +50,16 @@ class Node(models.Model):
     key_epoch = models.PositiveIntegerField(
         default=1, help_text="Raise it to revoke every key of this node at once."
     )
+    joined_with = models.ForeignKey(
+        "JoinToken", on_delete=models.SET_NULL, null=True, blank=True, related_name="+", editable=False
+    )
     # Desired
     cordoned = models.BooleanField(default=False, help_text="Place nothing new here.")
     cordon_reason = models.CharField(max_length=500, blank=True)
+    drain_reason = models.CharField(max_length=500, blank=True)
+    drain_deadline_at = models.DateTimeField(
+        null=True, blank=True, help_text="What still runs here then is stopped, open requests or not."
+    )
     # Observed
     hostname = models.CharField(max_length=253, blank=True)
     address = models.CharField(max_length=255, blank=True)
@@ -79,6 +88,8 @@ class Node(models.Model):
     liveness = models.CharField(max_length=16, choices=NODE_LIVENESS.choices, default=NODE_LIVENESS.initial)
     liveness_reason = models.CharField(max_length=500, blank=True)
     liveness_changed_at = models.DateTimeField(db_default=Now())
+    drain_status = models.CharField(max_length=16, choices=NODE_DRAIN.choices, default=NODE_DRAIN.initial)
+    drain_changed_at = models.DateTimeField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=Now())
 
     class Meta:
@@ -86,6 +97,9 @@ class Node(models.Model):
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.CheckConstraint(
                 condition=models.Q(liveness__in=NODE_LIVENESS.statuses), name="node_liveness_known"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(drain_status__in=NODE_DRAIN.statuses), name="node_drain_known"
             ),
         ]
 
@@ -117,7 +131,7 @@ class Accelerator(models.Model):
 
 
 class JoinToken(models.Model):
-    """Lets one node enrol, once; only its SHA-256 is kept."""
+    """Lets one node enrol, or as many as it says; only its SHA-256 is kept."""
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     sha256 = models.CharField(max_length=64, unique=True, editable=False)
@@ -125,12 +139,151 @@ class JoinToken(models.Model):
     created_by = models.CharField(max_length=120)
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField()
-    used_at = models.DateTimeField(null=True, blank=True)
-    used_by = models.ForeignKey(Node, on_delete=models.SET_NULL, null=True, blank=True)
+    max_uses = models.PositiveIntegerField(default=1, help_text="So many nodes may join with it.")
+    uses = models.PositiveIntegerField(default=0)
+    used_at = models.DateTimeField(null=True, blank=True, help_text="When its last use was spent.")
+    used_by = models.ForeignKey(
+        Node, on_delete=models.SET_NULL, null=True, blank=True, help_text="The node that joined last."
+    )
 
     class Meta:
         ordering: ClassVar[list[str]] = ["-created_at"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.CheckConstraint(
+                condition=models.Q(uses__lte=models.F("max_uses")), name="join_token_not_overspent"
+            ),
+        ]
 
     def __str__(self) -> str:
         """Return the note or the id."""
         return self.note or str(self.id)
+
+
+class SshHostKey(models.Model):
+    """A host key that a person compared. One for each host, port and type; never added by itself."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    host = models.CharField(max_length=253)
+    port = models.PositiveIntegerField(default=22)
+    key_type = models.CharField(max_length=64)
+    blob = models.TextField(help_text="Base64, as in a known_hosts file.")
+    fingerprint = models.CharField(max_length=64)
+    confirmed_by = models.CharField(max_length=120)
+    confirmed_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["host", "port", "key_type"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["host", "port", "key_type"], name="ssh_host_key_once"),
+        ]
+
+    def __str__(self) -> str:
+        """Return host, port and type."""
+        return f"[{self.host}]:{self.port} {self.key_type}"
+
+
+class NodeInstallation(models.Model):
+    """An agent that was, or is to be, put on a machine over SSH, and what is being done about it.
+
+    No secret stands here: passwords and private keys wait sealed in Redis, for minutes.
+    """
+
+    class Auth(models.TextChoices):
+        """How controllers sign in."""
+
+        KEY = "key", "private key"
+        PASSWORD = "password"  # noqa: S105 - a kind, no password
+        AGENT = "agent", "ssh-agent of the controllers"
+
+    class Action(models.TextChoices):
+        """What is to be done, or was done last."""
+
+        INSTALL = "install"
+        UPGRADE = "upgrade"
+        REMOVE = "remove"
+        RESTART_AGENT = "restart_agent", "restart agent"
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    # Desired
+    host = models.CharField(max_length=253)
+    port = models.PositiveIntegerField(default=22)
+    user = models.CharField(max_length=64)
+    auth = models.CharField(max_length=16, choices=Auth.choices)
+    node_name = models.CharField(max_length=120)
+    address = models.CharField(max_length=255, help_text="Where its replicas are reached.")
+    folder = models.CharField(max_length=500)
+    python = models.CharField(max_length=500, blank=True)
+    allow_http = models.BooleanField(default=False, help_text="The network between is trusted.")
+    restart_when_dead = models.BooleanField(
+        default=False, help_text="Restart its agent over SSH, once, when the node is declared dead."
+    )
+    action = models.CharField(max_length=16, choices=Action.choices, default=Action.INSTALL)
+    action_reason = models.CharField(max_length=500, blank=True)
+    asked_by = models.CharField(max_length=120)
+    # Observed
+    node = models.ForeignKey(
+        Node, on_delete=models.SET_NULL, null=True, blank=True, related_name="installations"
+    )
+    facts = models.JSONField(default=dict, blank=True, help_text="What earlier steps found out.")
+    offered_key_type = models.CharField(max_length=64, blank=True)
+    offered_key_blob = models.TextField(blank=True)
+    offered_fingerprint = models.CharField(max_length=64, blank=True)
+    run = models.PositiveIntegerField(default=0, help_text="Grows each time that work begins.")
+    restarted_for_death_at = models.DateTimeField(
+        null=True, blank=True, help_text="The death for which the agent was restarted: once for each."
+    )
+    # Status
+    status = models.CharField(max_length=16, choices=INSTALLATION.choices, default=INSTALLATION.initial)
+    status_reason = models.CharField(max_length=2000, blank=True)
+    status_changed_at = models.DateTimeField(db_default=Now())
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at"]
+        permissions = (("install_node", "Can put agents on machines over SSH, and remove them"),)
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.CheckConstraint(
+                condition=models.Q(status__in=INSTALLATION.statuses), name="installation_status_known"
+            ),
+            models.UniqueConstraint(
+                fields=["host", "port", "folder"],
+                condition=~models.Q(status__in=sorted(INSTALLATION.final)),
+                name="installation_once_per_place",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        """Return the node's name and the host."""
+        return f"{self.node_name} on {self.host}"
+
+
+class InstallationStep(models.Model):
+    """One step of one run, with its log: text from a machine that nobody has to trust."""
+
+    class Outcome(models.TextChoices):
+        """How a step ended."""
+
+        RUNNING = "running"
+        DONE = "done"
+        WARNING = "warning"
+        FAILED = "failed"
+        INTERRUPTED = "interrupted"
+
+    installation = models.ForeignKey(NodeInstallation, on_delete=models.CASCADE, related_name="steps")
+    run = models.PositiveIntegerField()
+    name = models.CharField(max_length=32)
+    outcome = models.CharField(max_length=16, choices=Outcome.choices, default=Outcome.RUNNING)
+    summary = models.CharField(max_length=2000, blank=True)
+    log = models.TextField(blank=True)
+    started_at = models.DateTimeField()
+    finished_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["pk"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["installation", "run", "name"], name="installation_step_once"),
+        ]
+
+    def __str__(self) -> str:
+        """Return run and name."""
+        return f"{self.run} {self.name}"

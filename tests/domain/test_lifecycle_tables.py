@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import IllegalTransitionError, Lifecycle, table
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 
-LIFECYCLES = [DEPLOYMENT, REPLICA, NODE_LIVENESS]
+LIFECYCLES = [DEPLOYMENT, REPLICA, NODE_LIVENESS, INSTALLATION]
 EVENTS = {lifecycle.name: sorted({event for _, event in lifecycle.transitions}) for lifecycle in LIFECYCLES}
 
 

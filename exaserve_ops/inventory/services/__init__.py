@@ -2,78 +2,21 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
-from django.db import IntegrityError, transaction
+from django.db import transaction
 from django.db.models import ProtectedError
 
-from exaserve_ops.access.domain.keys import hash_key
 from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.inventory.domain.facts import AcceleratorFacts, NodeFacts
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
-from exaserve_ops.inventory.models import Accelerator, FailureDomain, JoinToken, Node
-from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError
+from exaserve_ops.inventory.models import Accelerator, FailureDomain, Node
+from exaserve_ops.inventory.services.joining import create_join_token as create_join_token
+from exaserve_ops.inventory.services.joining import enrol_node as enrol_node
+from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring
-
-JOIN_TOKEN_LIFETIME = timedelta(hours=1)
-
-
-@transaction.atomic
-def create_join_token(
-    *, actor: str, now: datetime, note: str = "", lifetime: timedelta = JOIN_TOKEN_LIFETIME
-) -> tuple[JoinToken, str]:
-    """Make a token that enrols one node, once. The second value is its text, shown this once."""
-    text = "xj-" + secrets.token_urlsafe(32)
-    token = JoinToken.objects.create(
-        sha256=hash_key(text),
-        note=note,
-        created_by=actor,
-        created_at=now,
-        expires_at=now + lifetime,
-    )
-    subject = Subject("join_token", str(token.pk), str(token))
-    record_event(subject, "created", actor=actor, now=now)
-    return token, text
-
-
-@transaction.atomic
-def enrol_node(*, token_text: str, node_id: UUID, name: str, hostname: str, now: datetime) -> Node:
-    """Spend a token and record the node under the identity that its agent generated.
-
-    Raises `DeniedError` for a token that is unknown, used or expired, and `ConflictError` for a name
-    or an identity that is taken; in both cases the token is not spent.
-    """
-    token = JoinToken.objects.select_for_update().filter(sha256=hash_key(token_text)).first()
-    if token is None or token.used_at is not None or token.expires_at <= now:
-        raise DeniedError("This join token is unknown, used or expired; make a new one on the Nodes page.")
-    if not name.strip():
-        raise InvalidInputError("name", "give the node a name")
-    if Node.objects.filter(pk=node_id).exists():
-        raise ConflictError(
-            f"A node with identity {node_id} has joined before; start its agent with 'run', or "
-            "remove identity.json from its home folder to join as a new node."
-        )
-    other = Node.objects.filter(name=name).first()
-    if other is not None:
-        raise ConflictError(
-            f"The name '{name}' is taken by the node {other.pk} at {other.address or 'no address yet'}; "
-            "join with another --name."
-        )
-    try:
-        with transaction.atomic():
-            node = Node.objects.create(
-                pk=node_id, name=name, hostname=hostname, failure_domain=_host_domain(name), created_at=now
-            )
-    except IntegrityError as error:
-        raise ConflictError(f"The name '{name}' or the identity {node_id} was taken just now.") from error
-    token.used_at, token.used_by = now, node
-    token.save(update_fields=["used_at", "used_by"])
-    record_event(subject_of(node), "enrolled", actor=f"agent:{name}", now=now, reason=token.note)
-    ring("node", node.pk)
-    return node
 
 
 @transaction.atomic
@@ -220,11 +163,6 @@ def _set_cordon(node_id: UUID, *, cordoned: bool, reason: str, actor: str, now: 
     record_event(subject_of(node), event, actor=actor, now=now, reason=reason)
     ring("node", node.pk)
     return node
-
-
-def _host_domain(name: str) -> FailureDomain:
-    host, _ = FailureDomain.objects.get_or_create(kind=FailureDomain.Kind.HOST, name=name)
-    return host
 
 
 def _place_in_domains(node: Node) -> None:
