@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from django.test import Client
 
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.dashboard import ports
-from exaserve_ops.telemetry.domain.pictures import LogEntry, LivePicture
+from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry
 from tests.fakes.world import make_user
 
 
@@ -50,12 +49,12 @@ class MemoryReader:
 
 
 @pytest.fixture
-def reader() -> Iterator[MemoryReader]:
+def reader() -> MemoryReader:
     """The reader that pages and sockets use in this test."""
     reader = MemoryReader()
     ports.use_live_reader(reader)
     ports.use_model_folder_reader(ModelFolder())
-    yield reader
+    return reader
 
 
 @pytest.fixture

@@ -308,7 +308,7 @@ def test_filters_and_pages_live_in_the_address(operator: Client, world: dict[str
     first = operator.get(reverse("replicas"), {"state": "pending"}).content.decode()
     assert "?state=pending&amp;page=2" in first
     second = operator.get(reverse("replicas"), {"state": "pending", "page": 2}).content.decode()
-    assert "51–61 of 61" in second
+    assert "51\u201361 of 61" in second
     assert "Nothing matches" in operator.get(reverse("replicas"), {"state": "nonsense"}).content.decode()
 
 
