@@ -25,7 +25,7 @@ _AFRESH = (ObservedState.BACKING_OFF, ObservedState.FAILED, ObservedState.STOPPE
 class Durations:
     """How long the steps of a replica's life take, in seconds."""
 
-    start: float = 0.6
+    start: float = 1.2
     load: float = 2.0
     stop: float = 0.4
     backoff: float = 0.5
