@@ -23,7 +23,7 @@ from workers.agent.redis_link import kombu_url
 from workers.agent.supervisor import Probe
 from workers.agent.tail import LogFollower, fit
 from workers.engines.base import EngineSample
-from workers.probes.accelerators import cpu_accelerator, discover, parse_devices, parse_processes
+from workers.probes.accelerators import cpu_accelerator, discover
 from workers.probes.host import HostProbe
 from workers.protocol import v1
 
@@ -262,20 +262,6 @@ def test_old_attempts_logs_are_pruned(tmp_path: Path) -> None:
 
 
 # -- probes --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("odd", ["[N/A]", "N/A", "[Not Supported]", "ERR!", "[Unknown Error]", ""])
-def test_value_that_is_no_number_spoils_neither_its_row_nor_the_others(odd: str) -> None:
-    page = f"GPU-a, NVIDIA H200, {odd}, 0\nGPU-b, NVIDIA H200, 143771, 1\nnonsense\n"
-    first, second = parse_devices(page)
-    assert (first.uuid, first.memory_bytes) == ("GPU-a", 0)
-    assert (second.uuid, second.memory_bytes, second.ordinal) == ("GPU-b", 143_771 << 20, 1)
-
-
-def test_processes_on_accelerators_are_read_tolerantly() -> None:
-    page = "GPU-a, 4711, [N/A]\nGPU-a, [N/A], 10\nGPU-b, 4712, 2048\n"
-    found = parse_processes(page)
-    assert [(p.pid, p.memory_bytes) for p in found] == [(4711, 0), (4712, 2048 << 20)]
-
-
 def test_vendor_tool_that_fails_leaves_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     tool.write_text("#!/bin/sh\nexit 9\n")

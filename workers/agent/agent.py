@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import platform
 import threading
 import time
@@ -12,18 +11,19 @@ import uuid
 from collections.abc import Mapping
 
 import msgspec
-import psutil
 
 from workers.agent import AGENT_VERSION, logs, processes
 from workers.agent.attempts import AttemptRunner
 from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
-from workers.agent.foreign import ForeignWatch
+from workers.agent.foreign import ForeignWatch, Places
+from workers.agent.hardware import HardwareWatch
 from workers.agent.heartbeat import Reporter
 from workers.agent.home import Home, HomeError, HomeLock
 from workers.agent.intake import IntakeChild, IntakeServer
 from workers.agent.journal import Journal
 from workers.agent.model_files import ModelVerifier
+from workers.agent.pulse import PulseThread
 from workers.agent.reconcile import ReconcileLoop, Reconciler
 from workers.agent.scraper import Scraper
 from workers.agent.snapshot import Observer
@@ -31,8 +31,9 @@ from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Policy
 from workers.agent.tail import LogTailer
 from workers.engines.base import EngineAdapter
-from workers.probes import accelerators
+from workers.probes.accelerators import AcceleratorProbe, Survey
 from workers.probes.host import HostProbe
+from workers.probes.limits import read_limits, usable_cpu_count, usable_memory_bytes
 from workers.protocol import v1
 
 DEFAULT_ADDRESS = "127.0.0.1"
@@ -69,9 +70,12 @@ class Agent:
         self._journal = Journal(home.journal_file)
         self._host = HostProbe(home.root)
         self._scraper = Scraper()
+        self._hardware = HardwareWatch(self._probe(), self._take_over_hardware)
         self._runner, self._reconciler = self._build_reconciler()
         self._loop = ReconcileLoop(self._reconciler)
-        self._foreign = ForeignWatch(identity.node_id, self._own_sessions)
+        self._foreign = ForeignWatch(
+            identity.node_id, self._probe(), self._own_sessions, self._places, self._say_hello
+        )
         self._reporter = Reporter(
             identity.redis_url,
             identity.node_id,
@@ -79,6 +83,7 @@ class Agent:
             make_hello=self._hello,
             make_heartbeat=self._heartbeat,
         )
+        self._pulse = PulseThread(identity.redis_url, identity.node_id, identity.key, self._boot_id)
         self._tailer = LogTailer(
             identity.node_id, home.logs, self._journal, self._runner.api_key, self._reporter.submit
         )
@@ -103,7 +108,7 @@ class Agent:
             verifier=verifier,
             adapters=self._adapters,
         )
-        runner.accelerators = accelerators.discover(node_id, cpu_memory_bytes=self._config.memory_bytes)
+        runner.accelerators = self._hardware.survey.accelerators
         reconciler = Reconciler(
             Observer(node_id, self._journal, self._scraper, verifier),
             runner,
@@ -133,6 +138,7 @@ class Agent:
         self._tailer.start()
         self._intake.start()
         self._loop.start()
+        self._hardware.start()
         self._foreign.start()
         self._reporter.start()
         self._child.start()
@@ -161,10 +167,12 @@ class Agent:
         self._child.stop()
         self._intake.stop()
         self._foreign.stop()
+        self._hardware.stop()
         self._loop.stop()
         self._tailer.stop()
         self._scraper.stop()
         self._reporter.stop()
+        self._pulse.stop()
         self._journal.close()
         self._lock.release()
         logger.info("agent ended; replicas go on")
@@ -172,7 +180,26 @@ class Agent:
     def _own_sessions(self) -> set[int]:
         return {row.pid for row in self._journal.attempts() if row.pid is not None}
 
+    def _probe(self) -> AcceleratorProbe:
+        return AcceleratorProbe(self._identity.node_id, cpu_memory_bytes=self._config.memory_bytes)
+
+    def _take_over_hardware(self, survey: Survey) -> None:
+        self._runner.accelerators = survey.accelerators
+        self._say_hello()
+
+    def _say_hello(self) -> None:
+        self._reporter.say_hello()
+
+    def _places(self) -> Places:
+        wish = self._journal.wish()
+        devices = self._hardware.survey.devices
+        return Places(
+            {spec.replica_id: spec.accelerator_uuids for spec in (wish.specs if wish else ())},
+            {device.uuid: device.parent_uuid for device in devices if device.parent_uuid},
+        )
+
     def _hello(self, reconnect: bool) -> v1.Hello:  # noqa: FBT001 - a callback with one argument
+        survey, limits = self._hardware.survey, read_limits()
         return v1.Hello(
             node_id=self._identity.node_id,
             boot_id=self._boot_id,
@@ -181,13 +208,15 @@ class Agent:
             agent_version=AGENT_VERSION,
             hostname=platform.node(),
             address=self._config.address,
-            accelerators=self._runner.accelerators,
+            accelerators=survey.accelerators,
             engines=tuple(sorted(self._adapters)),
-            cpu_count=os.cpu_count() or 0,
-            memory_bytes=psutil.virtual_memory().total,
+            cpu_count=usable_cpu_count(limits),
+            memory_bytes=usable_memory_bytes(limits),
             labels=self._config.labels,
             simulated=self._config.simulated,
             reconnect=reconnect,
+            topology=survey.topology,
+            probe_notes=(*survey.notes, *self._foreign.misplaced),
         )
 
     def _heartbeat(self, sequence: int) -> v1.Heartbeat:

@@ -1,32 +1,61 @@
-"""Who else sits on this node's accelerators: reported so that people can see it, never touched."""
+"""Who sits on this node's accelerators: strangers, and replicas that are not where they should be.
+
+Both are reported so that people can see them; neither is touched.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import psutil
 
-from workers.agent.processes import read_label, read_stat
-from workers.probes import accelerators
+from workers.agent.processes import LaunchLabel, read_label, read_stat
+from workers.probes.accelerators import AcceleratorProbe
+from workers.probes.devices import AcceleratorProcess
 from workers.protocol.v1 import UnknownProcess
 
 _INTERVAL_SECONDS = 10.0
 _COMMAND_CHARACTERS = 120
+_MOST_SENTENCES = 16
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where this node's replicas should be."""
+
+    uuids: Mapping[str, Collection[str]]
+    """Accelerators by replica id."""
+    parents: Mapping[str, str]
+    """Card by slice: some releases of the tools name only the card."""
 
 
 class ForeignWatch:
     """Asks the vendor's tool now and then, in a thread of its own since the tool may hang."""
 
-    def __init__(self, node_id: str, own_sessions: Callable[[], Collection[int]]) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        probe: AcceleratorProbe,
+        own_sessions: Callable[[], Collection[int]],
+        places: Callable[[], Places],
+        on_misplaced: Callable[[], None],
+    ) -> None:
         self._node_id = node_id
+        self._probe = probe
         self._own_sessions = own_sessions
+        self._places = places
+        self._on_misplaced = on_misplaced
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="foreign", daemon=True)
+        self._seen_misplaced: frozenset[str] = frozenset()
         self.found: tuple[UnknownProcess, ...] = ()
+        self.misplaced: tuple[str, ...] = ()
+        """A sentence for each replica that was off its accelerators at two looks in a row."""
 
     def start(self) -> None:
         """Start watching."""
@@ -47,21 +76,63 @@ class ForeignWatch:
     def look(self) -> tuple[UnknownProcess, ...]:
         """Return the processes on accelerators that are no replica of this node."""
         sessions = self._own_sessions()
+        processes = self._probe.processes()
+        labels = {process.pid: read_label(process.pid) for process in processes}
+        self._note_misplaced(processes, labels)
         return tuple(
             UnknownProcess(
                 pid=process.pid,
                 accelerator_uuid=process.accelerator_uuid,
-                memory_bytes=process.memory_bytes,
+                memory_bytes=process.memory_bytes or 0,
                 command=_command(process.pid),
             )
-            for process in accelerators.processes()
-            if not self._is_ours(process.pid, sessions)
+            for process in processes
+            if not self._is_ours(process.pid, labels[process.pid], sessions)
         )
 
-    def _is_ours(self, pid: int, sessions: Collection[int]) -> bool:
-        stat, label = read_stat(pid), read_label(pid)
+    def _note_misplaced(
+        self, processes: Iterable[AcceleratorProcess], labels: Mapping[int, LaunchLabel | None]
+    ) -> None:
+        own = {
+            pid: label.replica_id
+            for pid, label in labels.items()
+            if label is not None and label.node_id == self._node_id
+        }
+        now = find_misplaced(processes, own, self._places())
+        # Once is no proof: the wish may have changed while the old attempt is still being stopped.
+        before = self.misplaced
+        self.misplaced = tuple(sentence for sentence in now if sentence in self._seen_misplaced)[
+            :_MOST_SENTENCES
+        ]
+        self._seen_misplaced = frozenset(now)
+        if self.misplaced != before:
+            for sentence in self.misplaced:
+                logger.warning("event=replica_misplaced %s", sentence)
+            self._on_misplaced()
+
+    def _is_ours(self, pid: int, label: LaunchLabel | None, sessions: Collection[int]) -> bool:
+        stat = read_stat(pid)
         labelled = label is not None and label.node_id == self._node_id
         return labelled or (stat is not None and stat.session in sessions)
+
+
+def find_misplaced(
+    processes: Iterable[AcceleratorProcess], replicas: Mapping[int, str], places: Places
+) -> tuple[str, ...]:
+    """Sentences about own processes (pid → replica id) on accelerators that are not their replica's."""
+    found = []
+    for process in processes:
+        replica_id = replicas.get(process.pid)
+        wanted = None if replica_id is None else places.uuids.get(replica_id)
+        if wanted is None:
+            continue  # a stranger, or a replica on its way out
+        allowed = {*wanted, *(places.parents[uuid] for uuid in wanted if uuid in places.parents)}
+        if process.accelerator_uuid not in allowed:
+            found.append(
+                f"replica {replica_id} (pid {process.pid}) holds memory of {process.accelerator_uuid}, "
+                f"not of {', '.join(sorted(wanted)) or 'any accelerator of its own'}"
+            )
+    return tuple(found)
 
 
 def _command(pid: int) -> str:
