@@ -60,11 +60,11 @@ def preview_deletion(snapshot: DeploymentSnapshot, *, now: datetime) -> PlanPrev
 
 
 def _preview(snapshot: DeploymentSnapshot, now: datetime) -> PlanPreview:
-    steps = plan_deployment(snapshot)
+    steps = plan_deployment(snapshot, now=now)
     created = sum(step.count for step in steps if isinstance(step, Create))
     newcomers = tuple(_newcomer(i, now) for i in range(min(created, MAX_SIMULATED)))
     if newcomers:
-        steps = plan_deployment(replace(snapshot, replicas=snapshot.replicas + newcomers))
+        steps = plan_deployment(replace(snapshot, replicas=snapshot.replicas + newcomers), now=now)
     known = {r.id: r for r in (*snapshot.replicas, *newcomers)}
     lines = tuple(line for step in steps if (line := _line(step, known)) is not None)
     gone = [step for step in steps if isinstance(step, LetGo)]

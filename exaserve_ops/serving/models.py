@@ -80,7 +80,7 @@ class Deployment(models.Model):
     drain_seconds = models.PositiveIntegerField(default=60)
     start_seconds = models.PositiveIntegerField(default=300)
     stall_seconds = models.PositiveIntegerField(
-        default=60, help_text="Requests run and no token comes for so long: the engine is restarted. 0: never."
+        default=60, help_text="Requests run and no token comes for so long: it is restarted. 0: never."
     )
     standbys = models.PositiveIntegerField(
         default=0, help_text="Replicas beyond those that serve: started and loaded, outside routing."

@@ -16,8 +16,10 @@ from exaserve_ops.serving.domain.reconcile import (
     Create,
     DeploymentSnapshot,
     FinishDeletion,
+    Hold,
     LetGo,
     Place,
+    Replace,
     ReplicaFacts,
     Step,
     Wait,
@@ -66,7 +68,7 @@ class World:
         return DeploymentSnapshot("d", "d", self.deleting, self.wanted, request, live, tuple(rooms))
 
     def reconcile(self) -> tuple[Step, ...]:
-        steps = plan_deployment(self.snapshot())
+        steps = plan_deployment(self.snapshot(), now=START)
         for step in steps:
             self._take(step)
         return steps
@@ -91,9 +93,9 @@ class World:
             self.obey()
             if not steps and self.replicas == before:
                 return rounds
-        raise AssertionError(f"no rest after 19 rounds: {plan_deployment(self.snapshot())}")
+        raise AssertionError(f"no rest after 19 rounds: {plan_deployment(self.snapshot(), now=START)}")
 
-    def _take(self, step: Step) -> None:
+    def _take(self, step: Step) -> None:  # noqa: C901 - one case a step
         match step:
             case Create(count=count):
                 for _ in range(count):
@@ -101,6 +103,12 @@ class World:
             case Place(replica_id=replica_id, placement=to):
                 self.node_of[replica_id] = to.node_id
                 self.see(replica_id, "place")
+            case Replace(replica_id=replica_id, placement=to):
+                self._make(replaces=replica_id)
+                self.node_of[self._newest()] = to.node_id
+                self.see(self._newest(), "place")
+            case Hold(replica_id=replica_id, why=why):
+                self._put(self.replicas[replica_id], healing_note=why)
             case Wait(replica_id=replica_id, why=why):
                 self._put(self.replicas[replica_id], reason=why)
             case LetGo(replica_id=replica_id, event=event):
@@ -109,10 +117,15 @@ class World:
             case FinishDeletion():
                 assert all(r.status == states.STOPPED for r in self.replicas.values())
 
-    def _make(self) -> None:
+    def _newest(self) -> str:
+        return max(self.replicas)
+
+    def _make(self, **changes: str) -> None:
         self.made += 1
         born = START + timedelta(seconds=self.made)
-        facts = ReplicaFacts(f"r{self.made:03}", f"d-{self.made}", states.PENDING, "run", "", 0, born)
+        facts = ReplicaFacts(
+            f"r{self.made:03}", f"d-{self.made}", states.PENDING, "run", "", 0, born, **changes
+        )  # type: ignore[arg-type]  # text fields only
         self.replicas[facts.id] = facts
 
     def _put(self, facts: ReplicaFacts, **changes: str) -> None:
@@ -156,7 +169,7 @@ def test_a_plan_never_makes_and_lets_go_at_once_and_never_twice(course: list[int
         steps = world.reconcile()
         kinds = {type(step) for step in steps}
         assert not {Create, LetGo} <= kinds
-        again = plan_deployment(world.snapshot())
+        again = plan_deployment(world.snapshot(), now=START)
         assert not any(isinstance(step, Create | LetGo) for step in again), "the same wish was acted on twice"
 
 

@@ -123,7 +123,7 @@ class DeploymentViewSet(ReadableViewSet[Deployment]):
         snapshot = deployment_snapshot(pk, active_sessions=active)
         if snapshot is None:
             raise ConflictError(f"deployment '{deployment.name}' is {deployment.status}")
-        steps = plan_deployment(replace(snapshot, replicas_wanted=body["replicas"]))
+        steps = plan_deployment(replace(snapshot, replicas_wanted=body["replicas"]), now=clock.now())
         plan = {
             "deployment": pk,
             "generation": deployment.generation,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,6 +15,8 @@ class AcceleratorRoom:
     kind: str
     memory_bytes: int
     reserved_bytes: int
+    quarantine: str = ""
+    """Why nothing may be placed on it; empty where something may."""
 
     @property
     def free_bytes(self) -> int:
@@ -34,10 +37,21 @@ class NodeRoom:
     rack: str
     accelerators: tuple[AcceleratorRoom, ...]
     same_deployment: int
-    """Replicas of the deployment in question that are here already."""
+    """Serving replicas of the deployment in question that are here already, and shall stay."""
     replicas: int
+    same_standby: int = 0
+    """Its standbys that are here already."""
+    draining: str = ""
+    """Why everything here shall move away; empty where it shall not."""
+    drain_is_over: bool = False
+    """The time to move away is up: what is still here goes, replaced or not."""
 
-    def reserve(self, uuids: Iterable[str], bytes_each: int) -> NodeRoom:
+    @property
+    def domain(self) -> str:
+        """What fails together with it: its rack, or itself where no rack is known."""
+        return f"rack {self.rack}" if self.rack else f"node {self.name}"
+
+    def reserve(self, uuids: Iterable[str], bytes_each: int, *, standby: bool = False) -> NodeRoom:
         """Return the node with one more replica of the deployment on it."""
         taken = set(uuids)
         rooms = tuple(
@@ -47,9 +61,16 @@ class NodeRoom:
         return replace(
             self,
             accelerators=rooms,
-            same_deployment=self.same_deployment + 1,
+            same_deployment=self.same_deployment + (not standby),
+            same_standby=self.same_standby + standby,
             replicas=self.replicas + 1,
         )
+
+    def quarantined(self, uuids: Iterable[str], why: str) -> NodeRoom:
+        """Return the node without these accelerators to place on."""
+        held = set(uuids)
+        rooms = tuple(replace(a, quarantine=why) if a.uuid in held else a for a in self.accelerators)
+        return replace(self, accelerators=rooms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +83,12 @@ class PlacementRequest:
     accelerators: int = 1
     nodes: tuple[str, ...] = ()
     """Names of nodes that it may go to; empty is any."""
+    standby: bool = False
+    """It stands for the serving ones, so it goes where few of them are lost with it."""
+    shun: frozenset[str] = frozenset()
+    """Ids of nodes that are taken only if no other will do."""
+    avoid: frozenset[str] = frozenset()
+    """Ids of nodes that are never taken."""
 
     @property
     def bytes_each(self) -> int:
@@ -95,41 +122,91 @@ class Refusal:
 
 
 def choose_placement(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement | Refusal:
-    """Choose the node with the fewest replicas of the deployment, then rack, then most free memory.
+    """Choose the failure domain that has the least of its fair share, then the node, then most free memory.
 
-    Deterministic: ties go to the lower name. A refusal carries one reason for each node.
+    A domain's fair share is in proportion to its nodes that may be used; picking the one that lacks
+    most of it keeps every domain below its share plus one. Standbys go where the fewest serving ones
+    are. Deterministic: ties go to the lower name. A refusal carries one reason for each node.
     """
-    by_rack: dict[str, int] = {}
-    for node in nodes:
-        by_rack[node.rack] = by_rack.get(node.rack, 0) + node.same_deployment
     refused: list[tuple[str, str]] = []
-    fitting: list[tuple[tuple[int, int, int, str], NodeRoom, tuple[str, ...]]] = []
+    fitting: list[tuple[NodeRoom, tuple[str, ...]]] = []
+    spread = _Spread(request)
     for node in nodes:
-        uuids = _fit(request, node)
+        refusal = _refusal(request, node)
+        spread.count(node, usable=not refusal)
+        uuids = refusal or _fit(request, node)
         if isinstance(uuids, str):
             refused.append((node.name, uuids))
-            continue
-        free = sum(a.free_bytes for a in node.accelerators)
-        rank = (node.same_deployment, by_rack[node.rack], -free, node.name)
-        fitting.append((rank, node, uuids))
+        else:
+            fitting.append((node, uuids))
     if not fitting:
         return Refusal(tuple(sorted(refused)))
-    _, node, uuids = min(fitting, key=lambda candidate: candidate[0])
-    why = f"{node.same_deployment} of this deployment here, the fewest of {len(fitting)} nodes that fit"
-    return Placement(node.node_id, node.name, uuids, why)
+    node, uuids = min(fitting, key=lambda candidate: spread.rank(candidate[0]))
+    return Placement(node.node_id, node.name, uuids, spread.why(node, len(fitting)))
 
 
-def _fit(request: PlacementRequest, node: NodeRoom) -> tuple[str, ...] | str:
-    """Return the accelerators to use, or the reason why the node will not do."""
+class _Spread:
+    """Counts of the deployment by failure domain, and the order of nodes that follows."""
+
+    def __init__(self, request: PlacementRequest) -> None:
+        self._request = request
+        self._serving: Counter[str] = Counter()
+        self._standbys: Counter[str] = Counter()
+        self._usable: Counter[str] = Counter()
+        self._total = self._nodes = 0
+
+    def count(self, node: NodeRoom, *, usable: bool) -> None:
+        """Take in one node; all before the first rank is asked for."""
+        domain = node.domain
+        self._serving[domain] += node.same_deployment
+        self._standbys[domain] += node.same_standby
+        self._usable[domain] += usable
+        self._total += node.same_deployment
+        self._nodes += usable
+
+    def rank(self, node: NodeRoom) -> tuple[int | str, ...]:
+        """Lower is better."""
+        free = sum(a.free_bytes for a in node.accelerators if not a.quarantine)
+        shunned = int(node.node_id in self._request.shun)
+        domain = node.domain
+        if self._request.standby:
+            beside = (self._serving[domain], node.same_deployment)
+            return (shunned, *beside, self._standbys[domain], node.same_standby, -free, node.name)
+        # What the domain lacks of its share of one more, times the number of nodes: whole numbers.
+        lacks = (self._total + 1) * self._usable[domain] - self._serving[domain] * self._nodes
+        return (shunned, -lacks, node.same_deployment, -free, node.name)
+
+    def why(self, node: NodeRoom, fitting: int) -> str:
+        """Say why this node."""
+        count, domain = self._serving[node.domain], node.domain
+        if self._request.standby:
+            return f"{count} of the serving ones are in its {domain}, the fewest of {fitting} nodes that fit"
+        return (
+            f"{count} of {self._total} of this deployment in its {domain}, {node.same_deployment} on it: "
+            f"the least of its fair share among {fitting} nodes that fit"
+        )
+
+
+def _refusal(request: PlacementRequest, node: NodeRoom) -> str:
+    """Why the node will not do however much memory is free; empty where it may do."""
     if request.nodes and node.name not in request.nodes:
         return "not among the deployment's nodes"
     if not node.accepts:
         return node.refusal
+    if node.node_id in request.avoid:
+        return "a replica of this deployment failed here"
     if request.engine not in node.engines:
         return f"its agent has no engine '{request.engine}'"
-    if len(node.accelerators) < request.accelerators:
-        return f"has {len(node.accelerators)} accelerators, needs {request.accelerators}"
-    free = sorted(node.accelerators, key=lambda a: (-a.free_bytes, a.uuid))
+    return ""
+
+
+def _fit(request: PlacementRequest, node: NodeRoom) -> tuple[str, ...] | str:
+    """Return the accelerators to use, or why those of the node will not do."""
+    usable = [a for a in node.accelerators if not a.quarantine]
+    if len(usable) < request.accelerators:
+        barred = [f"; {a.uuid} is quarantined: {a.quarantine}" for a in node.accelerators if a.quarantine]
+        return f"has {len(usable)} accelerators, needs {request.accelerators}{''.join(barred)}"
+    free = sorted(usable, key=lambda a: (-a.free_bytes, a.uuid))
     chosen = [a for a in free if a.free_bytes >= request.bytes_each][: request.accelerators]
     if len(chosen) < request.accelerators:
         most = free[0].free_bytes

@@ -2,142 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.placement import (
-    NodeRoom,
-    Placement,
-    PlacementRequest,
-    Refusal,
-    choose_placement,
+from exaserve_ops.serving.domain.counting import Count
+from exaserve_ops.serving.domain.facts import (
+    SERVING,
+    STANDBY,
+    DeploymentSnapshot,
+    HealingFacts,
+    HealingPolicy,
+    ReplicaFacts,
 )
+from exaserve_ops.serving.domain.healing import (
+    Healing,
+    find_ailments,
+    find_cover,
+    plan_overdue,
+    plan_quarantine,
+)
+from exaserve_ops.serving.domain.placement import NodeRoom, Refusal, choose_placement
+from exaserve_ops.serving.domain.standbys import plan_promotions
+from exaserve_ops.serving.domain.steps import (
+    Create,
+    FinishDeletion,
+    Hold,
+    LetGo,
+    Place,
+    Plan,
+    Promote,
+    Quarantine,
+    Replace,
+    Step,
+    Wait,
+)
+from exaserve_ops.serving.domain.waiting import find_waiting
+
+__all__ = [
+    "Create",
+    "DeploymentSnapshot",
+    "FinishDeletion",
+    "HealingFacts",
+    "HealingPolicy",
+    "Hold",
+    "LetGo",
+    "Place",
+    "Plan",
+    "Promote",
+    "Quarantine",
+    "Replace",
+    "ReplicaFacts",
+    "Step",
+    "Wait",
+    "make_plan",
+    "plan_deployment",
+]
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaFacts:
-    """One replica of the deployment, as recorded."""
-
-    id: str
-    name: str
-    status: str
-    wanted: str
-    reason: str
-    active_sessions: int
-    created_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentSnapshot:
-    """One deployment and everything that its plan depends on."""
-
-    id: str
-    name: str
-    deleting: bool
-    replicas_wanted: int
-    request: PlacementRequest
-    replicas: tuple[ReplicaFacts, ...]
-    nodes: tuple[NodeRoom, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Create:
-    """Make `count` new replicas."""
-
-    count: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Send a pending replica to a node."""
-
-    replica_id: str
-    placement: Placement
-
-    @property
-    def why(self) -> str:
-        """Why this node."""
-        return self.placement.why
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """A pending replica has nowhere to go."""
-
-    replica_id: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class LetGo:
-    """Drain, stop or cancel a replica: whichever its status calls for."""
-
-    replica_id: str
-    event: str
-    """Lifecycle event: `drain`, `stop` or `cancel`."""
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class FinishDeletion:
-    """The last replica of a deleted deployment is gone."""
-
-    why: str = "no replica is left"
-
-
-Step = Create | Place | Wait | LetGo | FinishDeletion
-
-_VICTIM_ORDER = {
-    status: rank
-    for rank, status in enumerate(
-        (
-            states.PENDING,
-            states.FAILED,
-            states.UNREACHABLE,
-            states.BACKING_OFF,
-            states.PLACED,
-            states.STARTING,
-            states.LOADING,
-            states.READY,
-        )
-    )
-}
-
-
-def plan_deployment(snapshot: DeploymentSnapshot) -> tuple[Step, ...]:
+def plan_deployment(snapshot: DeploymentSnapshot, *, now: datetime) -> tuple[Step, ...]:
     """Compare wish and record, and return the steps in the order in which to take them.
 
-    Those that serve nobody go first when there are too many; among the ready, the one with the
-    fewest active sessions, then the newest. Pending replicas are placed oldest first.
+    First come those that bring answers back at once (a standby is promoted), then who is too many,
+    then who is healed, placed and made. Those that serve nobody go first when there are too many;
+    among the ready, the one with the fewest active sessions, then the newest. Pending replicas are
+    placed oldest first.
     """
-    kept = [r for r in snapshot.replicas if r.wanted == "run" and r.status != states.STOPPED]
-    wanted = 0 if snapshot.deleting else snapshot.replicas_wanted
-    victims = sorted(kept, key=_victim_rank)[: max(0, len(kept) - wanted)]
-    steps: list[Step] = [_let_go(victim, snapshot, wanted) for victim in victims]
-    gone = {victim.id for victim in victims}
-    pending = [r for r in kept if r.status == states.PENDING and r.id not in gone]
-    steps += _place(snapshot, sorted(pending, key=lambda r: (r.created_at, r.name)))
-    if len(kept) < wanted:
-        steps.append(Create(wanted - len(kept), f"{len(kept)} of {wanted} replicas exist"))
-    if snapshot.deleting and all(r.status == states.STOPPED for r in snapshot.replicas):
+    return make_plan(snapshot, now=now).steps
+
+
+def make_plan(snapshot: DeploymentSnapshot, *, now: datetime) -> Plan:
+    """Return what `plan_deployment` does, together with everything that is waited for."""
+    kept = tuple(r for r in snapshot.replicas if r.is_kept)
+    if snapshot.deleting:
+        steps = _plan_end(kept, snapshot)
+        return Plan(steps, find_waiting(snapshot, {}, {}, steps))
+    ailments = find_ailments(kept, snapshot, now)
+    promotions, kept = plan_promotions(kept, find_cover(kept, ailments), snapshot)
+    count = Count(kept, find_cover(kept, ailments), snapshot)
+    victims = [*count.victims(STANDBY), *count.victims(SERVING)]
+    gone = {r.id for r in victims}
+    left = [r for r in kept if r.id not in gone]
+    quarantines = plan_quarantine(left, snapshot, ailments)
+    rooms = _rooms(snapshot, quarantines)
+    cover = find_cover(left, ailments)
+    healing = Healing(snapshot, ailments, cover, rooms, holds={})
+    healed = healing.plan(left)
+    pending = sorted((r for r in left if r.status == states.PENDING), key=lambda r: (r.created_at, r.name))
+    placed = _place(snapshot, pending, rooms)
+    steps = (
+        *promotions,
+        *(_too_many(r, snapshot) for r in victims),
+        *plan_overdue(snapshot),
+        *quarantines,
+        *healed,
+        *placed,
+        *count.missing(SERVING),
+        *count.missing(STANDBY),
+    )
+    return Plan(steps, find_waiting(snapshot, healing.holds, cover, steps))
+
+
+def _plan_end(kept: Sequence[ReplicaFacts], snapshot: DeploymentSnapshot) -> tuple[Step, ...]:
+    order = Count(tuple(kept), {}, snapshot).rank
+    steps: list[Step] = [_too_many(r, snapshot) for r in sorted(kept, key=order)]
+    if all(r.status == states.STOPPED for r in snapshot.replicas):
         steps.append(FinishDeletion())
     return tuple(steps)
 
 
-def _victim_rank(replica: ReplicaFacts) -> tuple[int, int, float, str]:
-    return (
-        _VICTIM_ORDER[replica.status],
-        replica.active_sessions,
-        -replica.created_at.timestamp(),
-        replica.name,
+def _too_many(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> LetGo:
+    wanted = snapshot.wanted(replica.role)
+    noun = "standbys" if replica.role == STANDBY else "replicas"
+    why = (
+        "the deployment is deleted" if snapshot.deleting else f"{wanted} {noun} are wanted, this is one more"
     )
-
-
-def _let_go(replica: ReplicaFacts, snapshot: DeploymentSnapshot, wanted: int) -> LetGo:
-    why = "the deployment is deleted" if snapshot.deleting else f"scaled to {wanted}"
     if replica.status == states.PENDING:
         return LetGo(replica.id, "cancel", why)
     if replica.status == states.READY:
@@ -146,17 +126,30 @@ def _let_go(replica: ReplicaFacts, snapshot: DeploymentSnapshot, wanted: int) ->
     return LetGo(replica.id, "stop", f"{why}; it was {replica.status}")
 
 
-def _place(snapshot: DeploymentSnapshot, pending: Sequence[ReplicaFacts]) -> list[Step]:
-    steps: list[Step] = []
+def _rooms(snapshot: DeploymentSnapshot, quarantines: Iterable[Quarantine]) -> dict[str, NodeRoom]:
     rooms = {node.node_id: node for node in snapshot.nodes}
+    for step in quarantines:
+        for node_id, room in rooms.items():
+            rooms[node_id] = room.quarantined(step.accelerator_uuids, step.why)
+    return rooms
+
+
+def _place(
+    snapshot: DeploymentSnapshot, pending: Sequence[ReplicaFacts], rooms: dict[str, NodeRoom]
+) -> list[Step]:
+    """Place what waits into the rooms, which shrink with it."""
+    steps: list[Step] = []
+    shun = frozenset(node_id for node_id, _ in snapshot.healing.failed_nodes)
     for replica in pending:
-        choice = choose_placement(snapshot.request, tuple(rooms.values()))
+        standby = replica.role == STANDBY
+        request = replace(snapshot.request, standby=standby, shun=shun)
+        choice = choose_placement(request, tuple(rooms.values()))
         if isinstance(choice, Refusal):
             # The same reason again is no news: the record keeps one row for one change.
             if replica.reason != choice.summary():
                 steps.append(Wait(replica.id, choice.summary()))
             continue
         room = rooms[choice.node_id]
-        rooms[choice.node_id] = room.reserve(choice.accelerator_uuids, snapshot.request.bytes_each)
+        rooms[choice.node_id] = room.reserve(choice.accelerator_uuids, request.bytes_each, standby=standby)
         steps.append(Place(replica.id, choice))
     return steps

@@ -21,7 +21,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='deployment',
             name='stall_seconds',
-            field=models.PositiveIntegerField(default=60, help_text='Requests run and no token comes for so long: the engine is restarted. 0: never.'),
+            field=models.PositiveIntegerField(default=60, help_text='Requests run and no token comes for so long: it is restarted. 0: never.'),
         ),
         migrations.AddField(
             model_name='deployment',

@@ -1,0 +1,75 @@
+"""How many replicas there are of what is wanted, and who is too many. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.facts import SERVING, DeploymentSnapshot, ReplicaFacts
+from exaserve_ops.serving.domain.steps import Create
+
+_FIRST_TO_GO = {
+    status: rank
+    for rank, status in enumerate(
+        (
+            states.PENDING,
+            states.FAILED,
+            states.UNREACHABLE,
+            states.BACKING_OFF,
+            states.PLACED,
+            states.STARTING,
+            states.LOADING,
+            states.READY,
+        )
+    )
+}
+
+
+class Count:
+    """Counts replicas by role. One that ails and its replacement are one."""
+
+    def __init__(
+        self,
+        kept: tuple[ReplicaFacts, ...],
+        cover: Mapping[str, ReplicaFacts],
+        snapshot: DeploymentSnapshot,
+    ) -> None:
+        """Count those that are `kept`; `cover` says who takes whose place."""
+        self._cover = cover
+        self._snapshot = snapshot
+        self._by_id = {r.id: r for r in kept}
+        self._heads = [r for r in kept if r.id not in cover]
+        self._replaced = {r.replaces for r in kept}
+        self._crowd = Counter(r.node.domain for r in kept if r.node is not None)
+
+    def victims(self, role: str) -> list[ReplicaFacts]:
+        """Those that are too many, the first to go first; each with the one whose place it takes."""
+        own = sorted((r for r in self._heads if r.role == role), key=self.rank)
+        surplus = max(0, len(own) - self._snapshot.wanted(role))
+        return [r for head in own[:surplus] for r in self._pair(head)]
+
+    def missing(self, role: str) -> list[Create]:
+        """What must be made."""
+        have = sum(r.role == role for r in self._heads)
+        wanted = self._snapshot.wanted(role)
+        if have >= wanted:
+            return []
+        noun = "replicas" if role == SERVING else "standbys"
+        return [Create(wanted - have, f"{have} of {wanted} {noun} exist", role)]
+
+    def rank(self, replica: ReplicaFacts) -> tuple[int, int, int, int, float, str]:
+        """Lower goes first: who serves nobody, who was replaced, the idlest, the most crowded, the newest."""
+        crowd = self._crowd[replica.node.domain] if replica.node is not None else 0
+        return (
+            _FIRST_TO_GO[replica.status],
+            -int(replica.id in self._replaced),
+            replica.active_sessions,
+            -crowd,
+            -replica.created_at.timestamp(),
+            replica.name,
+        )
+
+    def _pair(self, head: ReplicaFacts) -> list[ReplicaFacts]:
+        is_cover = self._cover.get(head.replaces) is head
+        return [head, self._by_id[head.replaces]] if is_cover else [head]

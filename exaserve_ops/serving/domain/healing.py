@@ -1,0 +1,240 @@
+"""What is wrong with a replica, who takes its place, and when healing rather waits. Pure.
+
+An agent restarts what crashes by itself. What is left for the fleet: replicas that their agent gave
+up, whose node is gone or shall be emptied, whose memory somebody else holds, and slow ones. Each gets
+one replacement elsewhere and is let go once that one is ready; if it recovers first, the other one is
+superfluous and the count of the wish settles it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.facts import DeploymentSnapshot, ReplicaFacts
+from exaserve_ops.serving.domain.placement import (
+    NodeRoom,
+    Placement,
+    PlacementRequest,
+    Refusal,
+    choose_placement,
+)
+from exaserve_ops.serving.domain.steps import Hold, LetGo, Quarantine, Replace, Step
+
+NODE_LOST = "node_lost"
+NODE_DRAIN = "node_drain"
+FAILED = "failed"
+HELD = "held"
+SLOW = "slow"
+
+_LIMITED = frozenset({FAILED, HELD, SLOW})
+"""Causes that may lie in the replica itself: replacing without end would only spread the trouble."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ailment:
+    """Why a replica should be replaced."""
+
+    cause: str
+    why: str
+
+
+def find_ailment(replica: ReplicaFacts, snapshot: DeploymentSnapshot, now: datetime) -> Ailment | None:
+    """Return what is wrong with a replica that is kept; `None` where its agent can still help itself."""
+    node, name = replica.node, replica.node_name
+    if replica.status == states.UNREACHABLE:
+        return Ailment(NODE_LOST, f"{name} is gone")
+    if replica.status == states.FAILED:
+        return Ailment(FAILED, f"it failed for good on {name}")
+    if _is_held(replica, snapshot, now):
+        pids = ", ".join(map(str, replica.held_by_pids[:4]))
+        return Ailment(HELD, f"its memory on {name} is held by pid {pids}")
+    if node is not None and node.draining and replica.status != states.PENDING:
+        return Ailment(NODE_DRAIN, f"{name} is being emptied: {node.draining}")
+    if replica.slow_reason and snapshot.healing.drain_slow and replica.status == states.READY:
+        return Ailment(SLOW, replica.slow_reason)
+    return None
+
+
+def find_ailments(
+    replicas: Iterable[ReplicaFacts], snapshot: DeploymentSnapshot, now: datetime
+) -> dict[str, Ailment]:
+    """Ailments of those that have one, by replica id."""
+    found = ((r.id, find_ailment(r, snapshot, now)) for r in replicas)
+    return {replica_id: ailment for replica_id, ailment in found if ailment is not None}
+
+
+def find_cover(replicas: Iterable[ReplicaFacts], ailments: Mapping[str, Ailment]) -> dict[str, ReplicaFacts]:
+    """Who takes the place of whom: the replacement of each ailing replica that has one."""
+    return {r.replaces: r for r in replicas if r.replaces in ailments}
+
+
+def plan_quarantine(
+    replicas: Iterable[ReplicaFacts], snapshot: DeploymentSnapshot, ailments: Mapping[str, Ailment]
+) -> list[Quarantine]:
+    """Take accelerators out of use whose memory stays held."""
+    free = {a.uuid for node in snapshot.nodes for a in node.accelerators if not a.quarantine}
+    steps = []
+    for replica in replicas:
+        ailment = ailments.get(replica.id)
+        held = tuple(uuid for uuid in replica.accelerator_uuids if uuid in free)
+        if held and ailment is not None and ailment.cause == HELD:
+            steps.append(Quarantine(replica.id, held, f"{ailment.why}; {replica.name} could not start"))
+    return steps
+
+
+@dataclass(slots=True)
+class Healing:
+    """One pass over the ailing replicas of a deployment; collects steps and what they reserve."""
+
+    snapshot: DeploymentSnapshot
+    ailments: Mapping[str, Ailment]
+    cover: Mapping[str, ReplicaFacts]
+    rooms: dict[str, NodeRoom]
+    holds: dict[str, str]
+    """Why each one that is not healed now is not; filled by `plan`."""
+
+    def plan(self, kept: Iterable[ReplicaFacts]) -> list[Step]:
+        """Return the steps for those that ail, and the holds that are new or over."""
+        kept = tuple(kept)
+        steps: list[Step] = []
+        budget = self._budget(kept)
+        for replica in kept:
+            step = self._heal(replica, budget)
+            if isinstance(step, Hold):
+                self.holds[replica.id] = step.why
+            elif step is not None:
+                steps.append(step)
+        return steps + self._news(kept)
+
+    def _heal(self, replica: ReplicaFacts, budget: _Budget) -> Step | None:
+        ailment = self.ailments.get(replica.id)
+        if ailment is None:
+            return None
+        if self.snapshot.healing.frozen and ailment.cause != NODE_DRAIN:
+            return Hold(replica.id, f"healing is frozen: {self.snapshot.healing.frozen}")
+        successor = self.cover.get(replica.id)
+        if successor is not None:
+            return _make_way(replica, ailment, successor)
+        if self._is_useless_cover(replica):
+            return LetGo(replica.id, "stop", f"{ailment.why}, before it could take a place")
+        return self._replace(replica, ailment, budget)
+
+    def _is_useless_cover(self, replica: ReplicaFacts) -> bool:
+        """A replacement that ails itself makes way for another one, so that no chain grows."""
+        return replica.replaces in self.ailments and replica.status != states.READY
+
+    def _replace(self, replica: ReplicaFacts, ailment: Ailment, budget: _Budget) -> Step:
+        refusal = budget.refusal(replica, ailment)
+        if refusal:
+            return Hold(replica.id, refusal)
+        choice = choose_placement(self._request(replica, ailment), tuple(self.rooms.values()))
+        if isinstance(choice, Refusal):
+            return self._without_room(replica, ailment, choice)
+        self._reserve(choice, standby=replica.role == "standby")
+        budget.spend(replica, ailment)
+        why = f"takes the place of {replica.name}: {ailment.why}"
+        return Replace(replica.id, choice, replica.role, ailment.cause, why)
+
+    def _without_room(self, replica: ReplicaFacts, ailment: Ailment, choice: Refusal) -> Step:
+        if _drain_is_over(replica, ailment):
+            return release(replica, f"{ailment.why}; no time is left and no room elsewhere")
+        return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice.summary()}")
+
+    def _request(self, replica: ReplicaFacts, ailment: Ailment) -> PlacementRequest:
+        avoid = {replica.node_id} if ailment.cause in {FAILED, SLOW} else set()
+        if ailment.cause in {FAILED, HELD}:
+            avoid |= {node_id for node_id, _ in self.snapshot.healing.failed_nodes}
+        return replace(
+            self.snapshot.request, standby=replica.role == "standby", avoid=frozenset(avoid - {""})
+        )
+
+    def _reserve(self, choice: Placement, *, standby: bool) -> None:
+        each = self.snapshot.request.bytes_each
+        room = self.rooms[choice.node_id]
+        self.rooms[choice.node_id] = room.reserve(choice.accelerator_uuids, each, standby=standby)
+
+    def _budget(self, kept: Iterable[ReplicaFacts]) -> _Budget:
+        doubled = [r for r in kept if r.id in self.cover and _runs(r)]
+        slow = sum(self.ailments[r.id].cause == SLOW for r in doubled)
+        healing = self.snapshot.healing
+        return _Budget(self.snapshot, len(doubled), slow, healing.recent_replacements)
+
+    def _news(self, kept: Iterable[ReplicaFacts]) -> list[Step]:
+        """Holds that the record does not have yet: it keeps one row for one change."""
+        said = ((r, self.holds.get(r.id, "")) for r in kept)
+        return [Hold(replica.id, why) for replica, why in said if replica.healing_note != why]
+
+
+@dataclass(slots=True)
+class _Budget:
+    """How much more may be replaced now."""
+
+    snapshot: DeploymentSnapshot
+    doubled: int
+    """Replicas that run and whose replacement is on its way."""
+    slow: int
+    recent: int
+
+    def refusal(self, replica: ReplicaFacts, ailment: Ailment) -> str:
+        """Why this one must wait; empty where it need not."""
+        healing, wanted = self.snapshot.healing, self.snapshot.replicas_wanted
+        if ailment.cause in _LIMITED:
+            failed = sorted({name for _, name in healing.failed_nodes})
+            if len(failed) >= healing.policy.failed_nodes_limit:
+                return (
+                    f"replicas failed on {', '.join(failed)}: replacing them helps nobody; "
+                    "change the deployment, or restart one"
+                )
+            if self.recent >= healing.policy.replacements_limit(wanted):
+                return f"{ailment.why}; {self.recent} replacements lately are enough, one more follows later"
+        if ailment.cause == SLOW and self.slow:
+            return f"{ailment.why}; another slow one is being replaced"
+        if _runs(replica) and self.doubled >= healing.policy.surge(wanted):
+            return f"{ailment.why}; {self.doubled} others are being replaced, this one follows"
+        return ""
+
+    def spend(self, replica: ReplicaFacts, ailment: Ailment) -> None:
+        """Count a replacement."""
+        self.doubled += _runs(replica)
+        self.slow += ailment.cause == SLOW
+        self.recent += ailment.cause in _LIMITED
+
+
+def release(replica: ReplicaFacts, why: str) -> LetGo:
+    """Let a replica go in the way that its status calls for."""
+    event = {states.PENDING: "cancel", states.READY: "drain"}.get(replica.status, "stop")
+    return LetGo(replica.id, event, why)
+
+
+def plan_overdue(snapshot: DeploymentSnapshot) -> list[LetGo]:
+    """What still ends its open requests on a node whose time to empty is up is stopped."""
+    return [
+        LetGo(r.id, "stop", f"the time to empty {r.node_name} is up")
+        for r in snapshot.replicas
+        if r.status == states.DRAINING and r.wanted == "drain" and r.node and r.node.drain_is_over
+    ]
+
+
+def _make_way(replica: ReplicaFacts, ailment: Ailment, successor: ReplicaFacts) -> LetGo | None:
+    if successor.status == states.READY:
+        return release(replica, f"{ailment.why}; {successor.name} took its place")
+    if _drain_is_over(replica, ailment):
+        return release(replica, f"{ailment.why} and no time is left; {successor.name} follows")
+    return None
+
+
+def _runs(replica: ReplicaFacts) -> bool:
+    return replica.status not in {states.UNREACHABLE, states.FAILED}
+
+
+def _drain_is_over(replica: ReplicaFacts, ailment: Ailment) -> bool:
+    return ailment.cause == NODE_DRAIN and replica.node is not None and replica.node.drain_is_over
+
+
+def _is_held(replica: ReplicaFacts, snapshot: DeploymentSnapshot, now: datetime) -> bool:
+    if replica.held_since is None or replica.status not in {states.PLACED, states.BACKING_OFF}:
+        return False
+    return (now - replica.held_since).total_seconds() >= snapshot.healing.policy.held_seconds

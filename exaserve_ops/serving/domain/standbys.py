@@ -1,0 +1,60 @@
+"""Who takes requests at once when a serving replica takes none: a ready standby. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.facts import SERVING, STANDBY, DeploymentSnapshot, ReplicaFacts
+from exaserve_ops.serving.domain.steps import Promote
+
+_WORST_FIRST = (
+    states.UNREACHABLE,
+    states.FAILED,
+    states.BACKING_OFF,
+    states.PENDING,
+    states.PLACED,
+    states.STARTING,
+    states.LOADING,
+)
+
+
+def plan_promotions(
+    kept: Iterable[ReplicaFacts], covered: Iterable[str], snapshot: DeploymentSnapshot
+) -> tuple[list[Promote], tuple[ReplicaFacts, ...]]:
+    """Swap ready standbys with replicas that should serve and do not.
+
+    Returns the promotions, and the replicas with their roles as they are after them. The one that is
+    stood down stays: healed, it is the next standby. One whose replacement is on its way (`covered`)
+    has its place taken already, by that replacement.
+    """
+    kept = tuple(kept)
+    taken = frozenset(covered)
+    missing = [r for r in kept if r.role == SERVING and _is_missing(r, snapshot) and r.id not in taken]
+    missing.sort(key=lambda r: (_WORST_FIRST.index(r.status), r.name))
+    ready = [r for r in kept if r.role == STANDBY and r.status == states.READY and not _on_drain(r)]
+    domains = Counter(_domain(r) for r in kept if r.role == SERVING and r.status == states.READY)
+    ready.sort(key=lambda r: (domains[_domain(r)], r.created_at, r.name))
+    promotions: list[Promote] = []
+    roles: dict[str, str] = {}
+    for absent, standby in zip(missing, ready, strict=False):
+        why = f"{absent.name} is {absent.status.replace('_', ' ')}; this standby is ready"
+        promotions.append(Promote(standby.id, absent.id, why))
+        roles |= {standby.id: SERVING, absent.id: STANDBY}
+    return promotions, tuple(replace(r, role=roles.get(r.id, r.role)) for r in kept)
+
+
+def _is_missing(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> bool:
+    if replica.status == states.UNREACHABLE and snapshot.healing.frozen:
+        return False  # perhaps it is we who do not see it
+    return replica.status != states.READY
+
+
+def _on_drain(replica: ReplicaFacts) -> bool:
+    return replica.node is not None and bool(replica.node.draining)
+
+
+def _domain(replica: ReplicaFacts) -> str:
+    return "" if replica.node is None else replica.node.domain

@@ -1,0 +1,113 @@
+"""The steps of a plan, each with a why, and what is waited for meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exaserve_ops.serving.domain.facts import SERVING
+from exaserve_ops.serving.domain.placement import Placement
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Make `count` new replicas."""
+
+    count: int
+    why: str
+    role: str = SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Send a pending replica to a node."""
+
+    replica_id: str
+    placement: Placement
+
+    @property
+    def why(self) -> str:
+        """Why this node."""
+        return self.placement.why
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A pending replica has nowhere to go."""
+
+    replica_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LetGo:
+    """Drain, stop or cancel a replica: whichever its status calls for."""
+
+    replica_id: str
+    event: str
+    """Lifecycle event: `drain`, `stop` or `cancel`."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """A ready standby takes requests in place of a replica that takes none; they swap roles."""
+
+    replica_id: str
+    """The standby."""
+    instead_of: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Make a new replica at once on a node that has room; the old one goes when it is ready."""
+
+    replica_id: str
+    """The old one."""
+    placement: Placement
+    role: str
+    cause: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A replica needs healing, and this is why it is not healed now. Empty: no longer so."""
+
+    replica_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantine:
+    """Place nothing more on accelerators whose memory does not come free."""
+
+    replica_id: str
+    accelerator_uuids: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishDeletion:
+    """The last replica of a deleted deployment is gone."""
+
+    why: str = "no replica is left"
+
+
+Step = Create | Place | Wait | LetGo | Promote | Replace | Hold | Quarantine | FinishDeletion
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A replica for which something is still to come, and what that is."""
+
+    replica_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is done now, and what is waited for."""
+
+    steps: tuple[Step, ...]
+    waiting: tuple[Waiting, ...]
