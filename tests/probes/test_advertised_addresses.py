@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workers.agent.config import AgentConfig, ConfigError
+from workers.agent.join import JoinError, choose_address
 from workers.probes.addresses import AddressError, HostPort, Outcome, assess_address, parse_host_port
 
 
@@ -100,3 +102,30 @@ def test_any_text_gets_a_verdict_and_an_address_only_if_it_may_be_used(address: 
 def test_parse_refuses_by_its_own_error() -> None:
     with pytest.raises(AddressError, match="no port"):
         parse_host_port("10.0.0.1:")
+
+
+def test_node_of_this_machines_fleet_joins_by_loopback_unasked() -> None:
+    assert choose_address("", "http://127.0.0.1:8000") == "127.0.0.1"
+    assert choose_address("::1", "http://127.0.0.1:8000") == "::1"
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "169.254.30.2", "nonsense address"])
+def test_node_of_another_machines_fleet_does_not_join_by_an_address_of_its_own_only(address: str) -> None:
+    # A test network that no host is on: whatever way there is to it, it is not loopback.
+    with pytest.raises(JoinError, match="--address"):
+        choose_address(address, "https://192.0.2.1")
+
+
+def test_local_address_is_taken_where_it_is_meant() -> None:
+    assert choose_address("169.254.30.2", "https://192.0.2.1", allow_local=True) == "169.254.30.2"
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.0.0.1:80", "[::1]", "a b"])  # noqa: S104 - what is tested
+def test_setting_that_is_no_address_of_a_host_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not usable"):
+        AgentConfig(address=address).checked()
+
+
+@pytest.mark.parametrize("address", ["", "127.0.0.1", "::1", "10.0.0.1", "gpu01"])
+def test_setting_that_is_an_address_is_kept(address: str) -> None:
+    assert AgentConfig(address=address).checked().address == address

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
 import sqlite3
@@ -30,6 +29,7 @@ from workers.agent.supervisor import (
     launch_digest,
 )
 from workers.engines import base
+from workers.probes.limits import read_limits, usable_cpu_count
 from workers.protocol import digests
 from workers.protocol.v1 import AcceleratorInfo, ReplicaSpec
 
@@ -189,7 +189,7 @@ class AttemptRunner:
             return self._config.cpu_threads
         wish = self._journal.wish()
         share = len(wish.specs) if wish else 1
-        return max(1, (os.cpu_count() or 1) // max(1, share))
+        return max(1, usable_cpu_count(read_limits()) // max(1, share))
 
     def _refuse(self, spec: ReplicaSpec, reason: str) -> None:
         logger.warning("%s cannot be launched: %s", spec.replica_id, reason)

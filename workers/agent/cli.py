@@ -11,10 +11,10 @@ import sys
 from pathlib import Path
 
 from workers.agent import processes
-from workers.agent.agent import DEFAULT_ADDRESS, Agent
+from workers.agent.agent import Agent
 from workers.agent.config import ConfigError, load_config
 from workers.agent.home import Home, HomeError, HomeLock
-from workers.agent.join import JoinError, check_url, join
+from workers.agent.join import JoinError, check_url, choose_address, join
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.stopping import stop_replicas
 from workers.engines.registry import ENGINES
@@ -52,7 +52,14 @@ def _parser() -> argparse.ArgumentParser:
     joining = commands.add_parser("join", help=f"join a fleet; the token comes in {ENV_TOKEN}")
     joining.add_argument("--url", required=True, help="address of the control plane")
     joining.add_argument("--name", default="", help="name of this node; default: the host's name")
-    joining.add_argument("--address", default=DEFAULT_ADDRESS, help="where its replicas are reached")
+    joining.add_argument(
+        "--address",
+        default="",
+        help="where its replicas are reached; default: this host's address on the way to the control plane",
+    )
+    joining.add_argument(
+        "--allow-local-address", action="store_true", help="accept a loopback or link-local address"
+    )
     joining.add_argument("--token-file", type=Path, help=f"file with the token, instead of {ENV_TOKEN}")
     joining.add_argument("--insecure", action="store_true", help="allow plain http to another machine")
     running = commands.add_parser("run", help="run the agent in the foreground")
@@ -67,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _join(home: Home, options: argparse.Namespace) -> int:
     url = check_url(options.url, insecure=options.insecure)
-    identity = join(home, url=url, token=_token(options), name=options.name, address=options.address)
+    address = choose_address(options.address, url, allow_local=options.allow_local_address)
+    identity = join(home, url=url, token=_token(options), name=options.name, address=address)
     _say({"node_id": identity.node_id, "name": identity.name})
     return 0
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from workers.probes.addresses import assess_address
+
 _ENV_PREFIX = "EXAOPS_AGENT_"
 _LOWEST_PORT = 1024
 _HIGHEST_PORT = 65_535
@@ -40,6 +42,13 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return itself. Raises `ConfigError` for a value out of range."""
         if not _LOWEST_PORT <= self.port_min <= self.port_max <= _HIGHEST_PORT:
             raise ConfigError(f"port range {self.port_min}-{self.port_max} is not usable")
+        if self.address:
+            # It is bound as well as given to others, so it must be one of this host's own.
+            verdict = assess_address(self.address, allow_local=True)
+            if verdict.address != self.address:
+                raise ConfigError(
+                    f"address {self.address!r} is not usable: {verdict.reason or 'no port here'}"
+                )
         if self.canary_seconds <= 0 or self.stop_grace_seconds < 0:
             raise ConfigError("canary_seconds and stop_grace_seconds must be positive")
         return self

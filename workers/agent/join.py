@@ -6,6 +6,7 @@ import ipaddress
 import json
 import logging
 import platform
+import socket
 from urllib.parse import urlsplit
 
 import msgspec
@@ -13,6 +14,7 @@ import urllib3
 
 from workers.agent import AGENT_VERSION
 from workers.agent.home import Home, Identity
+from workers.probes.addresses import Outcome, assess_address
 from workers.protocol import v1
 
 _PATH = "/api/v1/agent/join"
@@ -60,6 +62,33 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def choose_address(address: str, url: str, *, allow_local: bool = False) -> str:
+    """Return the address to be reached by: the one given, else the one on the way to the control plane.
+
+    Raises `JoinError` for an address that other hosts cannot use, such as loopback on a node of
+    another machine's fleet.
+    """
+    verdict = assess_address(address, peer=_own_address_towards(url), allow_local=allow_local)
+    if verdict.outcome is Outcome.REFUSE:
+        raise JoinError(f"{verdict.reason} (--address; --allow-local-address if it is meant)")
+    if verdict.reason:
+        logger.info("event=address_chosen address=%s %s", verdict.address, verdict.reason)
+    return verdict.address
+
+
+def _own_address_towards(url: str) -> str:
+    """The address that packets to there leave from; empty where there is no way. Sends nothing."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        family, _, _, _, there = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError):
+        return ""
 
 
 def join(home: Home, *, url: str, token: str, name: str, address: str) -> Identity:
