@@ -39,7 +39,7 @@ class Command(BaseCommand):
         """Where the fleet is, who looks at it, and where the pictures go."""
         parser.add_argument("--url", default="http://127.0.0.1:8000")
         parser.add_argument("--user", default="admin", help=f"its password: {PASSWORD_VARIABLE}")
-        parser.add_argument("--out", type=Path, default=Path("docs/pictures"))
+        parser.add_argument("--out", type=Path, default=Path("var/pictures"))
 
     def handle(self, *_: object, **options: Any) -> None:  # noqa: ANN401 - Django's signature
         """Take the pictures. Raises `CommandError` for what is missing."""
