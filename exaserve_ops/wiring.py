@@ -13,9 +13,10 @@ from django.core.exceptions import ValidationError
 
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.doorbell import PostgresDoorbell
-from exaserve_ops.adapters.leadership import LeaderLock
+from exaserve_ops.adapters.leadership import LeaderLease
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
 from exaserve_ops.adapters.model_folder import ModelFolder
+from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.reach_table import ReachReader
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
@@ -49,8 +50,9 @@ def build_controllers() -> Controllers:
     keys = NodeKeys(environment.fleet_secret)
     return Controllers(
         Adapters(
-            lock=LeaderLock(environment.database_url),
+            lead=LeaderLease(environment.database_url, consumer),
             reports=RedisReportSource(_client(), consumer, keys),
+            pulses=RedisPulseReader(_client(), keys),
             link=CeleryAgentLink(settings.CELERY_BROKER_URL, keys, _client()),
             routes=RouteTableWriter(_client()),
             publisher=RedisLivePublisher(_client()),

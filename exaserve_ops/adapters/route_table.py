@@ -30,6 +30,7 @@ KEYS_KEY = "exaops:route:keys"
 MODELS_KEY = "exaops:route:models"
 PARTS_KEY = "exaops:route:parts"
 VERSION_KEY = "exaops:route:version"
+LEADER_KEY = "exaops:route:leader"
 CHANGED_CHANNEL = "exaops:route:changed"
 
 POLL_SECONDS = 2.0
@@ -62,11 +63,25 @@ class RouteTable:
     """Records that could not be decoded."""
 
 
+class OvertakenError(Exception):
+    """A leader of a later epoch writes the table: this one must not."""
+
+
 class RouteTableWriter:
     """Writer side, for the one controller that leads. Takes a client that returns bytes."""
 
     def __init__(self, client: redis.Redis) -> None:
         self._redis = client
+        self._epoch = 0
+        self._has_claimed = True
+
+    def claim(self, epoch: int) -> None:
+        """Write as the leader of this epoch; with the first write, older ones are shut out.
+
+        A leader that stood still and wakes up with an old table in its hands gets `OvertakenError`.
+        """
+        self._epoch = epoch
+        self._has_claimed = False
 
     def write_replicas(self, records: Mapping[str, RouteRecord]) -> bool:
         """Make the table hold exactly these, by replica id. Returns whether anything changed."""
@@ -82,18 +97,23 @@ class RouteTableWriter:
         wanted = {name.encode() for name in names}
         if stored == wanted and self._is_written("models"):
             return False
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.delete(MODELS_KEY)
-        if wanted:
-            pipeline.sadd(MODELS_KEY, *sorted(wanted))
-        self._announce(pipeline, "models")
-        pipeline.execute()
+
+        def fill(pipeline: redis.client.Pipeline) -> None:
+            pipeline.delete(MODELS_KEY)
+            if wanted:
+                pipeline.sadd(MODELS_KEY, *sorted(wanted))
+            self._announce(pipeline, "models")
+
+        self._commit(fill)
         return True
 
-    def write_facts(self, facts: NodeFacts) -> None:
-        """Replace one node's load. Not announced: readers see it at their next poll."""
+    def write_facts(self, facts: Sequence[NodeFacts]) -> None:
+        """Replace the load of these nodes. Not announced: readers see it at their next poll."""
+        if not facts:
+            return
         pipeline = self._redis.pipeline(transaction=True)
-        pipeline.hset(FACTS_KEY, facts.node_id, cast("str", _encoder.encode(facts)))
+        loads = {one.node_id: _encoder.encode(one) for one in facts}
+        pipeline.hset(FACTS_KEY, mapping=cast("Any", loads))
         self._raise_version(pipeline)
         pipeline.execute()
 
@@ -111,16 +131,35 @@ class RouteTableWriter:
         wanted = {name.encode(): _encoder.encode(record) for name, record in records.items()}
         changed = {name: raw for name, raw in wanted.items() if stored.get(name) != raw}
         gone = stored.keys() - wanted.keys()
-        if not changed and not gone and self._is_written(part):
+        if not changed and not gone and self._has_claimed and self._is_written(part):
             return False
-        pipeline = self._redis.pipeline(transaction=True)
-        if gone:
-            pipeline.hdel(key, *(name.decode() for name in gone))
-        if changed:
-            pipeline.hset(key, mapping=cast("Any", changed))
-        self._announce(pipeline, part)
-        pipeline.execute()
+
+        def fill(pipeline: redis.client.Pipeline) -> None:
+            if gone:
+                pipeline.hdel(key, *(name.decode() for name in gone))
+            if changed:
+                pipeline.hset(key, mapping=cast("Any", changed))
+            self._announce(pipeline, part)
+
+        self._commit(fill)
         return True
+
+    def _commit(self, fill: Callable[[redis.client.Pipeline], None]) -> None:
+        """Carry out in one step, unless a later leader wrote since. Raises `OvertakenError`."""
+        with self._redis.pipeline(transaction=True) as pipeline:
+            if self._epoch:
+                pipeline.watch(LEADER_KEY)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+                leader = int(cast("bytes | None", pipeline.get(LEADER_KEY)) or 0)
+                if leader > self._epoch:
+                    raise OvertakenError(f"epoch {self._epoch} is over; the table is written by {leader}")
+                pipeline.multi()
+                pipeline.set(LEADER_KEY, self._epoch)
+            fill(pipeline)
+            try:
+                pipeline.execute()
+            except redis.exceptions.WatchError as error:
+                raise OvertakenError(f"another leader than that of epoch {self._epoch} writes") from error
+        self._has_claimed = True
 
     def _is_written(self, part: str) -> bool:
         return bool(self._redis.sismember(PARTS_KEY, part))

@@ -11,11 +11,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from exaserve_ops.health.domain.detector import SeenPulse
+from exaserve_ops.health.domain.loss import LossCount
 from exaserve_ops.inventory.domain.liveness import JOINING
 from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.domain.reports import HeartbeatReport
 
 Fingerprint = tuple[object, ...]
+
+ROW_GAP_SECONDS = 2.5
+"""A longer silence and the next heartbeat is the first of a new row."""
+RECENT_DEATHS_SECONDS = 600.0
 
 
 @dataclass(slots=True)
@@ -30,6 +36,12 @@ class NodeView:
     last_report_seconds: float | None = None
     last_report_unix_seconds: float | None = None
     reports_since_dead: int = 0
+    heard: tuple[str, int] = ("", -1)
+    """Agent run and sequence of the newest heartbeat that arrived, recorded or not."""
+    loss: LossCount = field(default_factory=LossCount)
+    last_pulse_seconds: float | None = None
+    pulse: tuple[str, int] = ("", -1)
+    deaths_seconds: list[float] = field(default_factory=list)
     sequence: int = -1
     clock_skew_seconds: float | None = None
     heartbeat: HeartbeatReport | None = None
@@ -38,6 +50,35 @@ class NodeView:
     degraded: Fingerprint = ("", False, False, ())
     recorded: dict[str, Fingerprint] = field(default_factory=dict)
     """What was last written down of each replica, so that only changes are written."""
+
+    def hear(self, now: float, unix_seconds: float) -> None:
+        """Take note that the node said anything at all."""
+        self.last_report_seconds, self.last_report_unix_seconds = now, unix_seconds
+
+    def hear_heartbeat(self, boot_id: str, sequence: int, now: float) -> None:
+        """Count a heartbeat: those in a row bring a dead node back, those missing tell of loss."""
+        if self.last_report_seconds is not None and now - self.last_report_seconds > ROW_GAP_SECONDS:
+            self.reports_since_dead = 0
+        self.reports_since_dead += 1
+        known_boot, known_sequence = self.heard
+        if boot_id == known_boot:
+            self.loss = self.loss.after(known_sequence, sequence)
+            sequence = max(sequence, known_sequence)
+        self.heard = (boot_id, sequence)
+
+    def hear_pulse(self, seen: SeenPulse, now: float) -> None:
+        """Take a pulse for a sign of life, unless it is one that was seen before."""
+        known_boot, known_counter = self.pulse
+        if seen.boot_id == known_boot and seen.counter <= known_counter:
+            return
+        self.pulse = (seen.boot_id, seen.counter)
+        self.last_pulse_seconds = now - seen.age_seconds
+
+    def note_death(self, now: float) -> None:
+        """Remember a death; a node that keeps dying must stay up longer to be believed."""
+        self.reports_since_dead = 0
+        self.deaths_seconds = [at for at in self.deaths_seconds if now - at < RECENT_DEATHS_SECONDS]
+        self.deaths_seconds.append(now)
 
 
 class FleetState:

@@ -19,6 +19,7 @@ from exaserve_ops.controllers.fleet_state import FleetState, NodeView, fingerpri
 from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.ports import AgentLink, LivePublisher, ReportSource
 from exaserve_ops.health.services import grant_lease
+from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import record_degradation, record_hello
 from exaserve_ops.lib import clock
@@ -67,9 +68,22 @@ class Ingest:
         """Read one batch and record it."""
         batch = self._source.read(limit=BATCH_REPORTS, block_seconds=self._block_seconds)
         self.last_read_seconds = time.monotonic()
+        # All of them count as signs of life before the first is recorded: a slow or absent Postgres
+        # must not make the later ones look silent.
+        self._hear(batch)
         for report in _newest(batch):
             self._record(report)
         self._source.acknowledge([received.position for received in batch])
+
+    def _hear(self, batch: Sequence[Received]) -> None:
+        at, unix_seconds = time.monotonic(), clock.unix_seconds()
+        with self._state.lock:
+            for received in batch:
+                report = received.report
+                view = self._state.node(report.node_id)
+                if isinstance(report, HeartbeatReport):
+                    view.hear_heartbeat(report.boot_id, report.sequence, at)
+                view.hear(at, unix_seconds)
 
     def _record(self, report: Report) -> None:
         try:
@@ -95,13 +109,11 @@ class Ingest:
             view.name, view.lease_epoch, view.boot_id = node.name, lease.epoch, lease.boot_id
             view.recorded.clear()
             view.wish_sent_seconds = -1e9
-            _saw(view, now)
         self._queue.add("node", hello.node_id)
 
     def _take_heartbeat(self, beat: HeartbeatReport, now: datetime) -> None:
         view = self._state.node(beat.node_id)
         with self._state.lock:
-            _saw(view, now)
             view.clock_skew_seconds = beat.sent_at_seconds - now.timestamp()
             current = (beat.lease_epoch, beat.boot_id) == (view.lease_epoch, view.boot_id)
             if not current or not view.lease_epoch:
@@ -116,7 +128,8 @@ class Ingest:
     def _ask_for_hello(self, view: NodeView, beat: HeartbeatReport) -> None:
         """A lease that is not this one's: whatever it reports counts for life, and for nothing else."""
         at = time.monotonic()
-        if at - view.hello_asked_seconds < HELLO_PAUSE_SECONDS:
+        # A dead node is not asked: it gets its new lease with its wish, once it is alive again.
+        if view.liveness == DEAD or at - view.hello_asked_seconds < HELLO_PAUSE_SECONDS:
             return
         view.hello_asked_seconds = at
         reason = f"lease epoch {beat.lease_epoch} is not {view.lease_epoch}"
@@ -183,12 +196,6 @@ def _newest(batch: Sequence[Received]) -> list[Report]:
         if not isinstance(received.report, HeartbeatReport)
         or last[received.report.node_id, received.report.boot_id] == index
     ]
-
-
-def _saw(view: NodeView, now: datetime) -> None:
-    view.last_report_seconds = time.monotonic()
-    view.last_report_unix_seconds = now.timestamp()
-    view.reports_since_dead += 1
 
 
 def _log_outcome(outcome: CommandOutcome) -> None:

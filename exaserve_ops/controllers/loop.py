@@ -19,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 FIRST_BACKOFF_SECONDS = 0.2
 LONGEST_BACKOFF_SECONDS = 30.0
+LONGEST_LOOP_BACKOFF_SECONDS = 5.0
+"""Of a whole loop: stores come back, and then nothing should wait for us."""
 
 
 @dataclass(slots=True)
@@ -32,7 +34,12 @@ class LoopHealth:
 
 
 def run_loop(
-    health: LoopHealth, step: Callable[[], None], stop: threading.Event, *, pause_seconds: float
+    health: LoopHealth,
+    step: Callable[[], None],
+    stop: threading.Event,
+    *,
+    pause_seconds: float,
+    longest_backoff_seconds: float = LONGEST_LOOP_BACKOFF_SECONDS,
 ) -> None:
     """Call `step` until told to stop. An exception is logged, counted and followed by a pause."""
     while not stop.is_set():
@@ -44,7 +51,7 @@ def run_loop(
             health.consecutive_failures += 1
             _log_failure(health)
             connections.close_all()
-            stop.wait(backoff_seconds(health.consecutive_failures))
+            stop.wait(min(longest_backoff_seconds, backoff_seconds(health.consecutive_failures)))
             continue
         health.consecutive_failures = 0
         health.last_success_seconds = time.monotonic()

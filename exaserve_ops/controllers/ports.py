@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from exaserve_ops.health.domain.detector import SeenPulse
 from exaserve_ops.routing.domain import records
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reports import LogLines, Received
@@ -20,6 +21,14 @@ class ReportSource(Protocol):
 
     def acknowledge(self, positions: Sequence[str]) -> None:
         """Say that these are recorded."""
+        ...
+
+
+class PulseSource(Protocol):
+    """Pulses of agents: a sign of life beside their reports."""
+
+    def read(self, node_ids: Sequence[str], /) -> dict[str, SeenPulse]:
+        """Newest pulse by node; nothing of a node that has none."""
         ...
 
 
@@ -48,6 +57,10 @@ class AgentLink(Protocol):
 class RouteWriter(Protocol):
     """Writes what gateways route by."""
 
+    def claim(self, epoch: int, /) -> None:
+        """From now on, refuse what leaders of an older epoch write."""
+        ...
+
     def write_replicas(self, records: Mapping[str, records.RouteRecord], /) -> bool:
         """Make the table hold exactly these; says whether anything changed."""
         ...
@@ -60,8 +73,8 @@ class RouteWriter(Protocol):
         """Name the models that deployments serve."""
         ...
 
-    def write_facts(self, facts: records.NodeFacts, /) -> None:
-        """Replace one node's load."""
+    def write_facts(self, facts: Sequence[records.NodeFacts], /) -> None:
+        """Replace the load of these nodes."""
         ...
 
     def drop_facts(self, node_id: str, /) -> None:

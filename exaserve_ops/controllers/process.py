@@ -1,7 +1,8 @@
 """The controllers' process: waits for the lead, then runs every loop until it is told to stop.
 
-A leader that loses its lock ends with an error and is started again as a spare: it is simpler to be
-sure of a new process than of a stopped one.
+A leader that loses its lease ends with an error and is started again as a spare: it is simpler to be
+sure of a new process than of a stopped one. While Postgres is away nobody can take the lead, so the
+leader stays, does what needs no Postgres, and goes on with the rest afterwards.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,11 +19,12 @@ from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.fleet_state import FleetState
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.live import LiveBuilder
-from exaserve_ops.controllers.loop import KeyQueue, LoopHealth, run_loop
+from exaserve_ops.controllers.loop import LONGEST_LOOP_BACKOFF_SECONDS, KeyQueue, LoopHealth, run_loop
 from exaserve_ops.controllers.ports import (
     AgentLink,
     Doorbell,
     LivePublisher,
+    PulseSource,
     ReportSource,
     RouteWriter,
     TurnSource,
@@ -35,7 +38,10 @@ from exaserve_ops.inventory.models import Node
 
 RESYNC_SECONDS = 30.0
 RECONCILE_THREADS = 2
-LEAD_POLL_SECONDS = 0.5
+LEAD_POLL_SECONDS = 0.25
+RENEW_SECONDS = 0.5
+QUICK_BACKOFF_SECONDS = 1.0
+"""Longest pause of what must notice at once that a store is back."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,15 +50,22 @@ class LostLeadError(RuntimeError):
     """Another controller may lead by now: this process must end."""
 
 
-class Lock(Protocol):
+class Lead(Protocol):
     """The lead: held by one process at a time."""
+
+    epoch: int
+    idle_seconds: float
 
     def acquire(self) -> bool:
         """Try once."""
         ...
 
-    def is_held(self) -> bool:
-        """Whether it is still held."""
+    def renew(self) -> bool:
+        """Prolong it; `False` where another leads. Raises `ConnectionError` where nobody can say."""
+        ...
+
+    def fenced(self) -> AbstractContextManager[None]:
+        """Let this thread begin transactions only while the lead is ours."""
         ...
 
     def release(self) -> None:
@@ -64,8 +77,9 @@ class Lock(Protocol):
 class Adapters:
     """Everything outside, as the wiring built it."""
 
-    lock: Lock
+    lead: Lead
     reports: ReportSource
+    pulses: PulseSource
     link: AgentLink
     routes: RouteWriter
     publisher: LivePublisher
@@ -87,7 +101,7 @@ class Controllers:
         self._ingest = Ingest(
             adapters.reports, adapters.link, adapters.ingest_publisher, self._state, self._queue
         )
-        self._detection = Detection(self._state, self._queue)
+        self._detection = Detection(self._state, self._queue, pulses=adapters.pulses)
         self._reconcilers = Reconcilers(
             self._state, self._queue, adapters.link, adapters.routes, adapters.publisher
         )
@@ -109,27 +123,36 @@ class Controllers:
             self._lead()
         finally:
             self._stop.set()
-            self._adapters.lock.release()
+            self._adapters.lead.release()
 
     def _wait_for_lead(self) -> bool:
         health = LoopHealth("lead")
         won = threading.Event()
 
         def ask() -> None:
-            if self._adapters.lock.acquire():
+            if self._adapters.lead.acquire():
                 won.set()
                 self._stop.set()  # ends the waiting loop only; cleared below
 
-        run_loop(health, ask, self._stop, pause_seconds=LEAD_POLL_SECONDS)
+        run_loop(
+            health,
+            ask,
+            self._stop,
+            pause_seconds=LEAD_POLL_SECONDS,
+            longest_backoff_seconds=QUICK_BACKOFF_SECONDS,
+        )
         if won.is_set():
             self._stop.clear()
         return won.is_set()
 
     def _lead(self) -> None:
+        lead = self._adapters.lead
+        self._adapters.routes.claim(lead.epoch)
         self._load_state()
+        self._detection.begin(lead.idle_seconds)
         threads = [
-            self._thread("ingest", self._ingest.step, 0.0),
-            self._thread("detect", self._detect, 0.25),
+            self._thread("ingest", self._ingest.step, 0.0, QUICK_BACKOFF_SECONDS),
+            self._thread("detect", self._detect, 0.25, QUICK_BACKOFF_SECONDS),
             self._thread("doorbell", self._listen, 0.0),
             self._thread("resync", self._reconcilers.resync, RESYNC_SECONDS),
             self._thread("live", self._live.step, 1.0),
@@ -140,11 +163,23 @@ class Controllers:
         ]
         for thread in threads:
             thread.start()
-        while not self._stop.wait(1.0):
-            if not self._adapters.lock.is_held():
-                raise LostLeadError("the lead was lost with its connection; starting again as a spare")
+        self._keep_lead()
         for thread in threads:
             thread.join(timeout=10)
+
+    def _keep_lead(self) -> None:
+        failures = 0
+        while not self._stop.wait(RENEW_SECONDS):
+            try:
+                kept = self._adapters.lead.renew()
+            except ConnectionError as error:
+                failures += 1
+                if failures & (failures - 1) == 0:  # Postgres may be away for long
+                    _log.warning("event=lead_not_renewed count=%d error=%s", failures, error)
+                continue
+            failures = 0
+            if not kept:
+                raise LostLeadError("another controller leads; starting again as a spare")
 
     def _load_state(self) -> None:
         """Begin from the record: who was alive, and under which lease."""
@@ -156,14 +191,24 @@ class Controllers:
             if lease is not None:
                 view.lease_epoch, view.boot_id = lease.epoch, lease.boot_id
 
-    def _thread(self, name: str, step: Callable[[], None], pause_seconds: float) -> threading.Thread:
-        return threading.Thread(
-            target=run_loop,
-            args=(LoopHealth(name), step, self._stop),
-            kwargs={"pause_seconds": pause_seconds},
-            name=name,
-            daemon=True,
-        )
+    def _thread(
+        self,
+        name: str,
+        step: Callable[[], None],
+        pause_seconds: float,
+        longest_backoff_seconds: float = LONGEST_LOOP_BACKOFF_SECONDS,
+    ) -> threading.Thread:
+        def run() -> None:
+            with self._adapters.lead.fenced():
+                run_loop(
+                    LoopHealth(name),
+                    step,
+                    self._stop,
+                    pause_seconds=pause_seconds,
+                    longest_backoff_seconds=longest_backoff_seconds,
+                )
+
+        return threading.Thread(target=run, name=name, daemon=True)
 
     def _detect(self) -> None:
         self._detection.step(self._ingest.last_read_seconds)

@@ -15,6 +15,7 @@ from django.conf import settings
 
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.live_store import FRAME_KEY, LAYOUT_KEY, NODES_KEY, SUMMARY_KEY, RedisLivePublisher
+from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import REPLICAS_KEY, RouteTableWriter
 from exaserve_ops.audit.models import Event
@@ -83,7 +84,12 @@ def leader(redis_client: redis.Redis) -> Iterator[Leader]:
         state=state,
         queue=queue,
         ingest=Ingest(source, link, publisher, state, queue, block_seconds=0.001),
-        detection=Detection(state, queue, DetectorSettings(interval_seconds=60.0)),
+        detection=Detection(
+            state,
+            queue,
+            DetectorSettings(interval_seconds=60.0),
+            pulses=RedisPulseReader(redis_client, key_of),
+        ),
         reconcilers=Reconcilers(state, queue, link, routes, publisher),
         live=LiveBuilder(state, publisher, routes),
     )
@@ -286,16 +292,19 @@ def test_a_silent_node_is_lost_its_replicas_unreachable_and_unrouted_then_back(
     leader: Leader, node: ScriptedNode, redis_client: redis.Redis
 ) -> None:
     [replica] = bring_up(leader, node, make_deployment(replicas=1))
-    leader.detection = Detection(leader.state, leader.queue, DetectorSettings(interval_seconds=0.001))
+    pulses = RedisPulseReader(redis_client, key_of)
+    settings = DetectorSettings(interval_seconds=0.001)
+    leader.detection = Detection(leader.state, leader.queue, settings, pulses=pulses)
     view = leader.state.node(node.node_id)
     view.last_report_seconds = time.monotonic() - 10
-    leader.detection._watching_since = time.monotonic() - 10
+    leader.detection._outage.watching_since = time.monotonic() - 10
     leader.detection.step(time.monotonic())
     leader.reconcilers.reconcile("routes", "all")
     replica.refresh_from_db()
     assert (replica.status, Node.objects.get(pk=node.node_id).liveness) == ("unreachable", "dead")
     assert redis_client.hlen(REPLICAS_KEY) == 0
-    leader.detection = Detection(leader.state, leader.queue, DetectorSettings(interval_seconds=60.0))
+    settings = DetectorSettings(interval_seconds=60.0)
+    leader.detection = Detection(leader.state, leader.queue, settings, pulses=pulses)
     for _ in range(3):
         node.beat(seen(replica, State.READY))
         leader.work()

@@ -1,4 +1,4 @@
-"""Hints arrive at commit and not before; the lead is held by one and passes on at once."""
+"""Hints arrive at commit and not before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from django.db import connection, transaction
 
 from exaserve_ops.adapters.doorbell import PostgresDoorbell
-from exaserve_ops.adapters.leadership import LeaderLock
 from exaserve_ops.lib.hints import ring
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -61,17 +60,3 @@ def test_a_doorbell_whose_connection_is_cut_raises_once_and_then_listens_again(
     assert doorbell.wait(0.0) == []
     ring("node", "x")
     assert doorbell.wait(5.0) == [("node", "x")]
-
-
-def test_the_lead_is_held_by_one_and_free_the_moment_its_connection_ends(url: str) -> None:
-    first, second = LeaderLock(url), LeaderLock(url)
-    try:
-        assert first.acquire()
-        assert not second.acquire()
-        assert first.is_held()
-        first.release()
-        assert not first.is_held()
-        assert second.acquire()
-    finally:
-        first.release()
-        second.release()
