@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
+import operator
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
-from uuid import UUID
 
+import msgspec
+
+from exaserve_ops.controllers.directory import Directory, DirectoryReader, Row
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView, host_facts
 from exaserve_ops.controllers.ports import LivePublisher, RouteWriter
-from exaserve_ops.inventory.models import Node
-from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of
 from exaserve_ops.lib import clock
 from exaserve_ops.routing.domain.records import NodeFacts, ReplicaFacts
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import ObservedReplica, ReplicaLoad
-from exaserve_ops.serving.models import Deployment, Replica
-from exaserve_ops.serving.selectors import live_replicas
+from exaserve_ops.serving.models import Deployment
 from exaserve_ops.sessions.selectors import count_live_sessions
 from exaserve_ops.telemetry.domain.frames import METRICS, Cell, encode_frame
 from exaserve_ops.telemetry.domain.pictures import LivePicture
@@ -27,8 +25,12 @@ from exaserve_ops.telemetry.domain.windows import FinishedRequest, History, Requ
 
 STALE_AFTER_SECONDS = 5.0
 """A value older than this is shown as stale: five reports are missing."""
-SUMMARY_EVERY_SECONDS = 1.0
 COUNTS_EVERY_SECONDS = 2.0
+LAYOUT_EVERY_SECONDS = 10.0
+"""The layout goes out when it changed, and so often besides: a store that lost it gets it back."""
+
+_NO_VALUES = (None,) * len(METRICS)
+_values_of = operator.attrgetter(*(metric.key for metric in METRICS))
 
 
 class LiveBuilder:
@@ -43,10 +45,13 @@ class LiveBuilder:
         self._history = History()
         # A number that a new leader starts beyond what the old one reached.
         self._sequence = int(clock.unix_seconds()) & 0x7FFFFFFF
+        self._directory = DirectoryReader()
         self._layout_digest = ""
         self._layout_version = 0
-        self._published_nodes: set[str] = set()
-        self._counts: dict[str, Any] = {}
+        self._layout_at = -1e9
+        self._published_nodes: frozenset[str] = frozenset()
+        self._wanted_replicas = 0
+        self._sessions = 0
         self._counts_at = -1e9
 
     def count_request(self, request: FinishedRequest) -> None:
@@ -58,79 +63,55 @@ class LiveBuilder:
         """Build and publish one picture."""
         self._sequence += 1
         now_seconds = clock.unix_seconds()
-        replicas = list(live_replicas().exclude(node=None).order_by("node__name", "name"))
-        nodes = sorted(nodes_with_hardware(), key=lambda node: (rack_of(node), node.name))
-        rows = _rows(nodes, replicas)
-        columns = max((len(row) for row in rows.values()), default=0)
-        layout = self._layout(nodes, rows, columns)
-        views = {view.node_id: view for view in self._state.nodes()}
-        cells = self._cells(nodes, rows, columns, views)
+        directory = self._directory.read()
+        known = directory.node_ids
+        fresh = _fresh_views(self._state, known)
+        views = {view.node_id: view for view in self._state.nodes() if view.node_id in known}
+        layout = self._layout(directory)
         frame = encode_frame(
-            cells,
+            _cells(directory, views, fresh),
             layout_version=self._layout_version,
             sequence=self._sequence,
             built_at_seconds=now_seconds,
         )
-        known = {str(node.pk) for node in nodes}
-        telemetry = {i: _node_json(v) for i, v in views.items() if i in known and v.heartbeat}
         self._publisher.publish(
             LivePicture(
                 sequence=self._sequence,
                 layout=layout,
                 frame=frame,
-                summary=self._summary(nodes, views, now_seconds),
-                nodes=telemetry,
+                summary=self._summary(directory, fresh, now_seconds),
+                nodes={i: _node_json(v) for i, v in views.items() if v.heartbeat},
                 gone_nodes=tuple(self._published_nodes - known),
             )
         )
-        self._publish_facts(known, views)
+        self._routes.write_facts([_node_facts(view) for view in fresh.values()])
         self._published_nodes = known
 
-    def _layout(self, nodes: list[Node], rows: dict[str, list[Replica]], columns: int) -> bytes | None:
-        body = {
-            "statuses": list(states.REPLICA.statuses),
-            "metrics": [dataclasses.asdict(metric) for metric in METRICS],
-            "columns": columns,
-            "rows": [_layout_row(node, rows[str(node.pk)], columns) for node in nodes],
-        }
-        digest = hashlib.sha256(json.dumps(body).encode()).hexdigest()
-        if digest != self._layout_digest:
-            self._layout_digest = digest
+    def _layout(self, directory: Directory) -> bytes | None:
+        now = time.monotonic()
+        if directory.digest != self._layout_digest:
+            self._layout_digest = directory.digest
             # Rises over restarts too: the sequence does.
             self._layout_version = self._sequence
-        # Sent each time: it is small beside a second, and a lost Redis gets it back.
-        return json.dumps(body | {"version": self._layout_version}).encode()
+        elif now - self._layout_at < LAYOUT_EVERY_SECONDS:
+            return None
+        self._layout_at = now
+        return b'{"version":%d,' % self._layout_version + directory.layout[1:]
 
-    def _cells(
-        self,
-        nodes: list[Node],
-        rows: dict[str, list[Replica]],
-        columns: int,
-        views: dict[str, NodeView],
-    ) -> list[Cell | None]:
-        cells: list[Cell | None] = []
-        for node in nodes:
-            view = views.get(str(node.pk))
-            seen = _by_id(view)
-            stale = view is None or _age_seconds(view) > STALE_AFTER_SECONDS
-            row: list[Cell | None] = [
-                _cell(replica, seen.get(str(replica.pk)), stale=stale) for replica in rows[str(node.pk)]
-            ]
-            cells += row + [None] * (columns - len(row))
-        return cells
-
-    def _summary(self, nodes: list[Node], views: dict[str, NodeView], now_seconds: float) -> bytes:
+    def _summary(self, directory: Directory, fresh: Mapping[str, NodeView], now_seconds: float) -> bytes:
         with self._requests_lock:
             figures = self._requests.figures(now_seconds)
-        kv = _kv_figures(views)
-        counts = self._slow_counts()
-        liveness = [node.liveness for node in nodes]
+        kv = _kv_figures(fresh)
+        self._count_slowly()
+        ready = sum(replica.ready for row in directory.rows for replica in row.replicas)
+        liveness = [row.liveness for row in directory.rows]
+        alive = liveness.count("alive")
         summary = {
             "sequence": self._sequence,
             "built_at": now_seconds,
             "window_seconds": self._requests.seconds,
             "nodes": {s: liveness.count(s) for s in ("alive", "suspect", "dead", "joining")},
-            "replicas": counts["replicas"],
+            "replicas": {"ready": ready, "wanted": self._wanted_replicas},
             "requests_per_second": figures.requests_per_second,
             "tokens_per_second": figures.tokens_per_second,
             "ttft_seconds": {
@@ -139,93 +120,62 @@ class LiveBuilder:
                 "p99": figures.ttft_p99_seconds,
             },
             "kv": kv,
-            "sessions": {"live": counts["sessions"], "moving": 0},
+            "sessions": {"live": self._sessions, "moving": 0},
         }
         self._history.add(
             now_seconds,
             {
-                "nodes_alive": float(summary["nodes"]["alive"]),
-                "replicas_ready": float(counts["replicas"]["ready"]),
+                "nodes_alive": float(alive),
+                "replicas_ready": float(ready),
                 "requests_per_second": figures.requests_per_second,
                 "tokens_per_second": figures.tokens_per_second,
                 "ttft_p95_seconds": figures.ttft_p95_seconds,
                 "kv_used_ratio": kv["used_ratio"],
-                "sessions_live": float(counts["sessions"]),
+                "sessions_live": float(self._sessions),
             },
         )
-        return json.dumps(summary | {"history": self._history.as_dict()}).encode()
+        return msgspec.json.encode(summary | {"history": self._history.as_dict()})
 
-    def _slow_counts(self) -> dict[str, Any]:
+    def _count_slowly(self) -> None:
         """Counts out of Postgres, a little less often than the picture."""
         now = time.monotonic()
         if now - self._counts_at >= COUNTS_EVERY_SECONDS:
             wanted = Deployment.objects.filter(status=states.ACTIVE).values_list("replicas", flat=True)
-            ready = Replica.objects.filter(status=states.READY).count()
-            self._counts = {
-                "replicas": {"ready": ready, "wanted": sum(wanted)},
-                "sessions": count_live_sessions(clock.now()),
-            }
+            self._wanted_replicas = sum(wanted)
+            self._sessions = count_live_sessions(clock.now())
             self._counts_at = now
-        return self._counts
-
-    def _publish_facts(self, known: set[str], views: dict[str, NodeView]) -> None:
-        for node_id, view in views.items():
-            if node_id not in known or view.heartbeat is None:
-                continue
-            if _age_seconds(view) > STALE_AFTER_SECONDS:
-                continue
-            self._routes.write_facts(
-                NodeFacts(
-                    node_id=node_id,
-                    received_at_seconds=view.last_report_unix_seconds or 0.0,
-                    replicas=tuple(_facts(seen) for seen in view.heartbeat.replicas),
-                )
-            )
 
 
-def known_node_ids() -> set[UUID]:
-    """Ids of all recorded nodes."""
-    return set(Node.objects.values_list("pk", flat=True))
-
-
-def _rows(nodes: list[Node], replicas: list[Replica]) -> dict[str, list[Replica]]:
-    rows: dict[str, list[Replica]] = {str(node.pk): [] for node in nodes}
-    for replica in replicas:
-        rows.setdefault(str(replica.node_id), []).append(replica)
-    return rows
-
-
-def _layout_row(node: Node, row: list[Replica], columns: int) -> dict[str, Any]:
-    cells: list[dict[str, str] | None] = [
-        {
-            "id": str(replica.pk),
-            "name": replica.name,
-            "deployment": replica.deployment.name,
-            "model": replica.deployment.served_name,
-        }
-        for replica in row
-    ]
+def _fresh_views(state: FleetState, known: frozenset[str]) -> dict[str, NodeView]:
+    """Views of recorded nodes whose newest heartbeat is young enough to be believed."""
     return {
-        "node_id": str(node.pk),
-        "name": node.name,
-        "rack": rack_of(node),
-        "liveness": node.liveness,
-        "simulated": node.simulated,
-        "cells": cells + [None] * (columns - len(row)),
+        view.node_id: view
+        for view in state.nodes()
+        if view.node_id in known and view.heartbeat and _age_seconds(view) <= STALE_AFTER_SECONDS
     }
 
 
-def _cell(replica: Replica, seen: ObservedReplica | None, *, stale: bool) -> Cell:
-    load = seen.load if seen is not None else None
-    values = tuple(getattr(load, metric.key) if load else None for metric in METRICS)
-    late = stale or (load is not None and load.age_seconds > STALE_AFTER_SECONDS)
-    return Cell(states.REPLICA.statuses.index(replica.status), values, stale=late)
+def _cells(
+    directory: Directory, views: Mapping[str, NodeView], fresh: Mapping[str, NodeView]
+) -> list[Cell | None]:
+    cells: list[Cell | None] = []
+    for row in directory.rows:
+        cells += _row_cells(row, views.get(row.node_id), stale=row.node_id not in fresh)
+        cells += [None] * (directory.columns - len(row.replicas))
+    return cells
 
 
-def _by_id(view: NodeView | None) -> dict[str, ObservedReplica]:
-    if view is None or view.heartbeat is None:
-        return {}
-    return {seen.replica_id: seen for seen in view.heartbeat.replicas}
+def _row_cells(row: Row, view: NodeView | None, *, stale: bool) -> list[Cell]:
+    loads: dict[str, ReplicaLoad | None] = {}
+    if view is not None and view.heartbeat is not None:
+        loads = {seen.replica_id: seen.load for seen in view.heartbeat.replicas}
+    return [_cell(replica.status, loads.get(replica.id), stale=stale) for replica in row.replicas]
+
+
+def _cell(status: int, load: ReplicaLoad | None, *, stale: bool) -> Cell:
+    if load is None:
+        return Cell(status, _NO_VALUES, stale=stale)
+    return Cell(status, _values_of(load), stale=stale or load.age_seconds > STALE_AFTER_SECONDS)
 
 
 def _age_seconds(view: NodeView) -> float:
@@ -234,13 +184,11 @@ def _age_seconds(view: NodeView) -> float:
     return time.monotonic() - view.last_report_seconds
 
 
-def _kv_figures(views: dict[str, NodeView]) -> dict[str, float | int | None]:
+def _kv_figures(fresh: Mapping[str, NodeView]) -> dict[str, float | int | None]:
     used = total = 0
-    for view in views.values():
-        if _age_seconds(view) > STALE_AFTER_SECONDS:
-            continue
-        for seen in _by_id(view).values():
-            load: ReplicaLoad | None = seen.load
+    for view in fresh.values():
+        for seen in view.heartbeat.replicas if view.heartbeat else ():
+            load = seen.load
             if load is None or load.kv_total_blocks is None or load.kv_used_ratio is None:
                 continue
             total += load.kv_total_blocks
@@ -251,31 +199,41 @@ def _kv_figures(views: dict[str, NodeView]) -> dict[str, float | int | None]:
 def _node_json(view: NodeView) -> bytes:
     if view.heartbeat is None:  # the caller asks only for those that have one
         raise AssertionError(view.node_id)
-    return json.dumps(
-        {
-            "received_at": view.last_report_unix_seconds,
-            "sequence": view.sequence,
-            "host": host_facts(view),
-            "replicas": {
-                seen.replica_id: {
-                    "state": seen.state,
-                    "active_requests": seen.active_requests,
-                    "uptime_seconds": seen.uptime_seconds,
-                    "retry_in_seconds": seen.retry_in_seconds,
-                    "load": dataclasses.asdict(seen.load) if seen.load else None,
-                }
-                for seen in view.heartbeat.replicas
-            },
-        }
-    ).encode()
+    content: dict[str, Any] = {
+        "received_at": view.last_report_unix_seconds,
+        "sequence": view.sequence,
+        "host": host_facts(view),
+        "replicas": {
+            seen.replica_id: {
+                "state": seen.state,
+                "active_requests": seen.active_requests,
+                "uptime_seconds": seen.uptime_seconds,
+                "retry_in_seconds": seen.retry_in_seconds,
+                "load": seen.load,
+            }
+            for seen in view.heartbeat.replicas
+        },
+    }
+    return msgspec.json.encode(content)
+
+
+def _node_facts(view: NodeView) -> NodeFacts:
+    replicas = view.heartbeat.replicas if view.heartbeat else ()
+    return NodeFacts(
+        node_id=view.node_id,
+        received_at_seconds=view.last_report_unix_seconds or 0.0,
+        replicas=tuple(_facts(seen) for seen in replicas),
+    )
 
 
 def _facts(seen: ObservedReplica) -> ReplicaFacts:
-    load = seen.load or ReplicaLoad()
+    load = seen.load
+    if load is None:
+        return ReplicaFacts(seen.replica_id)
     return ReplicaFacts(
-        replica_id=seen.replica_id,
-        requests_running=load.requests_running,
-        requests_waiting=load.requests_waiting,
-        kv_used_ratio=load.kv_used_ratio,
-        ttft_p95_seconds=load.ttft_p95_seconds,
+        seen.replica_id,
+        load.requests_running,
+        load.requests_waiting,
+        load.kv_used_ratio,
+        load.ttft_p95_seconds,
     )

@@ -8,9 +8,10 @@ import time
 from uuid import UUID
 
 from exaserve_ops.audit.models import Event
-from exaserve_ops.controllers.fleet_state import FleetState
+from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.ports import AgentLink, LivePublisher, RouteWriter
+from exaserve_ops.controllers.wishes import SentWishes, node_marks
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
@@ -42,6 +43,11 @@ ACTOR = "controller:serving"
 CANARY_SECONDS = 15.0
 """The wish goes out again so often, changed or not: it proves that commands are taken in."""
 LOG_TAIL_SECONDS = 30.0
+LONGEST_SPACING_SECONDS = 1.0
+SPACING_FACTOR = 3.0
+"""A plan is made again no sooner than after so many times what it took, up to the bound above."""
+
+_SPACED = frozenset({"deployment", "routes"})
 
 _log = logging.getLogger(__name__)
 
@@ -62,9 +68,13 @@ class Reconcilers:
         self._link = link
         self._routes = route_writer
         self._publisher = publisher
+        self._wishes = SentWishes()
+        self._spacing: dict[tuple[str, str], tuple[float, float]] = {}
+        """When a costly key was last worked on, and for how long."""
         self._work = {
             "deployment": self._deployment,
             "node": self._node,
+            "canary": self._canary,
             "routes": self._write_routes,
             "keys": self._write_keys,
             "event": self._announce_event,
@@ -77,7 +87,11 @@ class Reconcilers:
         if work is None:
             _log.warning("event=unknown_hint kind=%s", kind)
             return
+        started = time.monotonic()
         work(key)
+        if kind in _SPACED:
+            ended = time.monotonic()
+            self._spacing[kind, key] = (ended, ended - started)
 
     def ring(self, kind: str, key: str) -> None:
         """Queue what a hint calls for."""
@@ -89,24 +103,30 @@ class Reconcilers:
             key = "all"
         if kind in {"deployment", "node"}:
             # Which replicas may be routed to depends on both.
-            self._queue.add("routes", "all", after_seconds=0.02)
+            self._add_spaced("routes", "all", at_least_seconds=0.02)
         if kind == "node":
             self._queue.add("deployment", "all", after_seconds=0.05)
-        self._queue.add(kind, key)
+        self._add_spaced(kind, key)
+
+    def _add_spaced(self, kind: str, key: str, *, at_least_seconds: float = 0.0) -> None:
+        """Queue a key; one whose work is costly not right after it was done."""
+        ended, took = self._spacing.get((kind, key), (-1e9, 0.0))
+        pause = min(LONGEST_SPACING_SECONDS, SPACING_FACTOR * took) - (time.monotonic() - ended)
+        self._queue.add(kind, key, after_seconds=max(at_least_seconds, pause))
 
     def resync(self) -> None:
         """Queue everything: whatever hint was lost, it is found here."""
         for deployment_id in live_deployments().values_list("pk", flat=True):
             self._queue.add("deployment", str(deployment_id))
-        for node_id in Node.objects.values_list("pk", flat=True):
-            self._queue.add("node", str(node_id))
+        for node_id in self._wishes.changed(node_marks()):
+            self._queue.add("node", node_id)
         self._queue.add("routes", "all")
         self._queue.add("keys", "all")
 
     def _deployment(self, key: str) -> None:
         if key == "all":
             for deployment_id in live_deployments().values_list("pk", flat=True):
-                self._queue.add("deployment", str(deployment_id))
+                self._add_spaced("deployment", str(deployment_id))
             return
         deployment_id = UUID(key)
         active = active_sessions_by_replica(deployment_id, now=clock.now())
@@ -124,6 +144,7 @@ class Reconcilers:
         view = self._state.node(key)
         if not Node.objects.filter(pk=key).exists():
             self._state.drop(key)
+            self._wishes.drop(key)
             self._routes.drop_facts(key)
             return
         if not view.lease_epoch or view.liveness == DEAD or view.last_report_seconds is None:
@@ -132,12 +153,25 @@ class Reconcilers:
         wish = record_wish(UUID(key), content_sha256=_digest(replicas))
         now = time.monotonic()
         due = now - view.wish_sent_seconds >= CANARY_SECONDS
-        if not due and not wish.changed:
-            self._queue.add("node", key, after_seconds=view.wish_sent_seconds + CANARY_SECONDS - now)
+        self._wishes.keep(key, wish.revision, replicas)
+        if due or wish.changed:
+            self._send_wish(view, wish.revision, replicas)
+        self._queue.add("canary", key, after_seconds=view.wish_sent_seconds + CANARY_SECONDS - now)
+
+    def _canary(self, key: str) -> None:
+        """Send the wish again as it was sent last; what changed meanwhile rang, and is sent by `_node`."""
+        view, kept = self._state.node(key), self._wishes.of(key)
+        if kept is None or not view.lease_epoch or view.liveness == DEAD:
             return
-        self._link.send_wish(key, lease_epoch=view.lease_epoch, revision=wish.revision, replicas=replicas)
-        view.wish_sent_seconds = now
-        self._queue.add("node", key, after_seconds=CANARY_SECONDS)
+        left = view.wish_sent_seconds + CANARY_SECONDS - time.monotonic()
+        if left <= 0:
+            self._send_wish(view, *kept)
+            left = CANARY_SECONDS
+        self._queue.add("canary", key, after_seconds=left)
+
+    def _send_wish(self, view: NodeView, revision: int, replicas: tuple[WantedReplica, ...]) -> None:
+        self._link.send_wish(view.node_id, lease_epoch=view.lease_epoch, revision=revision, replicas=replicas)
+        view.wish_sent_seconds = time.monotonic()
 
     def _write_routes(self, _key: str) -> None:
         self._routes.write_models(served_models())

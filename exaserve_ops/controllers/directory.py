@@ -1,0 +1,126 @@
+"""Which replica stands where: read from the record when it changed, not for every picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from exaserve_ops.audit.models import Event
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import rack_of
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.telemetry.domain.frames import METRICS
+
+READ_ANYWAY_SECONDS = 10.0
+"""What changes without an event, such as a label, shows this late."""
+
+_STATUS_INDEX = {status: index for index, status in enumerate(states.REPLICA.statuses)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlacedReplica:
+    """One replica on its node. `status`: index into the layout's statuses."""
+
+    id: str
+    status: int
+    ready: bool
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """One node and its replicas, in the order of their cells."""
+
+    node_id: str
+    liveness: str
+    replicas: tuple[PlacedReplica, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Directory:
+    """All rows, and the layout that tells viewers of them."""
+
+    rows: tuple[Row, ...] = ()
+    columns: int = 0
+    layout: bytes = b""
+    """JSON object without its version."""
+    digest: str = ""
+
+    @property
+    def node_ids(self) -> frozenset[str]:
+        """Ids of all recorded nodes."""
+        return frozenset(row.node_id for row in self.rows)
+
+
+class DirectoryReader:
+    """Keeps the directory. Every change of a status leaves an event, so one look tells whether to read."""
+
+    def __init__(self) -> None:
+        self._directory = Directory()
+        self._last_event: int | None = None
+        self._read_at = -1e9
+
+    def read(self) -> Directory:
+        """The directory as recorded now."""
+        newest = Event.objects.order_by("-pk").values_list("pk", flat=True).first()
+        now = time.monotonic()
+        if newest != self._last_event or now - self._read_at >= READ_ANYWAY_SECONDS:
+            self._directory = _read()
+            self._last_event, self._read_at = newest, now
+        return self._directory
+
+
+def _read() -> Directory:
+    nodes = list(Node.objects.select_related("failure_domain__parent__parent"))
+    nodes.sort(key=lambda node: (rack_of(node), node.name))
+    placed: dict[UUID, list[tuple[Any, ...]]] = {node.pk: [] for node in nodes}
+    for row in _replicas():
+        if row[0] in placed:  # a node that was recorded between the two queries comes next time
+            placed[row[0]].append(row)
+    columns = max((len(rows) for rows in placed.values()), default=0)
+    layout = msgspec.json.encode(
+        {
+            "statuses": list(states.REPLICA.statuses),
+            "metrics": [dataclasses.asdict(metric) for metric in METRICS],
+            "columns": columns,
+            "rows": [_layout_row(node, placed[node.pk], columns) for node in nodes],
+        }
+    )
+    rows = tuple(
+        Row(str(node.pk), node.liveness, tuple(_placed(row) for row in placed[node.pk])) for node in nodes
+    )
+    return Directory(rows, columns, layout, hashlib.sha256(layout).hexdigest())
+
+
+def _replicas() -> list[tuple[Any, ...]]:
+    """Node id, replica id, name, status, deployment and model of every replica that has a place."""
+    return list(
+        Replica.objects.exclude(status=states.STOPPED)
+        .exclude(node=None)
+        .order_by("node__name", "name")
+        .values_list("node_id", "pk", "name", "status", "deployment__name", "deployment__served_name")
+    )
+
+
+def _placed(row: tuple[Any, ...]) -> PlacedReplica:
+    return PlacedReplica(str(row[1]), _STATUS_INDEX[row[3]], row[3] == states.READY)
+
+
+def _layout_row(node: Node, rows: list[tuple[Any, ...]], columns: int) -> dict[str, Any]:
+    cells: list[dict[str, str] | None] = [
+        {"id": str(replica_id), "name": name, "deployment": deployment, "model": model}
+        for _, replica_id, name, _, deployment, model in rows
+    ]
+    return {
+        "node_id": str(node.pk),
+        "name": node.name,
+        "rack": rack_of(node),
+        "liveness": node.liveness,
+        "simulated": node.simulated,
+        "cells": cells + [None] * (columns - len(rows)),
+    }
