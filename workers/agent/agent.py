@@ -141,6 +141,7 @@ class Agent:
         self._hardware.start()
         self._foreign.start()
         self._reporter.start()
+        self._pulse.start()
         self._child.start()
         try:
             self._watch()
