@@ -20,11 +20,15 @@ from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.reach_table import ReachReader
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
+from exaserve_ops.adapters.ssh_credentials import CredentialVault
+from exaserve_ops.adapters.ssh_site import SiteSettings, SshSites
 from exaserve_ops.adapters.turn_log import TurnLogReader
 from exaserve_ops.api import ports as api_ports
+from exaserve_ops.controllers.installations import InstallationPorts
 from exaserve_ops.controllers.process import Adapters, Controllers
 from exaserve_ops.dashboard import ports as dashboard_ports
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib import clock
 from exaserve_ops.settings.env import Environment
 from workers.protocol import digests
 
@@ -41,6 +45,9 @@ def connect_pages() -> None:
     dashboard_ports.use_model_folder_reader(folder)
     api_ports.use_replica_loads(reader)
     api_ports.use_model_folder_reader(folder)
+    vault = _vault()
+    dashboard_ports.use_credential_vault(vault)
+    api_ports.use_credential_vault(vault)
 
 
 def build_controllers() -> Controllers:
@@ -60,8 +67,22 @@ def build_controllers() -> Controllers:
             turns=TurnLogReader(_client(), consumer),
             doorbell=PostgresDoorbell(environment.database_url),
             reach=ReachReader(_client()),
+            installations=build_installation_ports(),
         )
     )
+
+
+def build_installation_ports() -> InstallationPorts:
+    """What puts agents on machines over SSH."""
+    environment = _environment()
+    site = SiteSettings(
+        control_url=environment.public_url,
+        redis_url=environment.agent_redis_url,
+        tree=settings.BASE_DIR,
+        wheelhouse=environment.wheelhouse,
+        free_disk_bytes=environment.ssh_free_disk_bytes,
+    )
+    return InstallationPorts(SshSites(site, clock.now), _vault(), environment.ssh_max_connections)
 
 
 class NodeKeys:
@@ -87,6 +108,10 @@ class NodeKeys:
         key = digests.node_key(self._fleet_secret, node_id, epoch)
         self._keys[node_id] = (now, key)
         return key
+
+
+def _vault() -> CredentialVault:
+    return CredentialVault(_client(), _environment().fleet_secret)
 
 
 def _client() -> redis.Redis:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from exaserve_ops.inventory.domain.installation import Credentials
 from exaserve_ops.serving.services.models import ModelFacts
 
 
@@ -50,3 +51,31 @@ def replica_loads() -> ReplicaLoads:
     if _Slots.loads is None:
         raise RuntimeError("no reader of telemetry: the wiring must call use_replica_loads()")
     return _Slots.loads
+
+
+class CredentialVault(Protocol):
+    """Keeps passwords and private keys for the controllers, sealed and for a short time."""
+
+    def keep(self, installation_id: str, credentials: Credentials) -> None:
+        """Keep the credentials of an installation, in place of earlier ones."""
+        ...
+
+    def forget(self, installation_id: str) -> None:
+        """Forget them."""
+        ...
+
+
+class _VaultSlot:
+    vault: CredentialVault | None = None
+
+
+def use_credential_vault(vault: CredentialVault) -> None:
+    """Hand in what keeps credentials."""
+    _VaultSlot.vault = vault
+
+
+def credential_vault() -> CredentialVault:
+    """Return the vault. Raises `RuntimeError` where the wiring has not handed one in."""
+    if _VaultSlot.vault is None:
+        raise RuntimeError("no credential vault: the entry point must call wiring.connect_pages()")
+    return _VaultSlot.vault

@@ -18,6 +18,7 @@ from typing import Protocol
 from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.fleet_state import FleetState
 from exaserve_ops.controllers.ingest import Ingest
+from exaserve_ops.controllers.installations import InstallationPorts, Installations
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import LONGEST_LOOP_BACKOFF_SECONDS, KeyQueue, LoopHealth, run_loop
 from exaserve_ops.controllers.ports import (
@@ -88,6 +89,8 @@ class Adapters:
     turns: TurnSource
     doorbell: Doorbell
     reach: ReachSource
+    installations: InstallationPorts
+    """SSH to machines that agents are put on."""
 
 
 class Controllers:
@@ -109,6 +112,7 @@ class Controllers:
         self._turns = TurnRecorder(adapters.turns, self._live)
         self._rollups = RollupRecorder(self._state)
         self._reach = ReachRecorder(adapters.reach)
+        self._installations = Installations(adapters.installations, self._stop)
 
     def stop(self) -> None:
         """Ask every loop to end."""
@@ -159,6 +163,7 @@ class Controllers:
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),
             self._thread("reach", self._reach.step, 2.0),
+            self._thread("installations", self._installations.step, 1.0),
             *(self._thread(f"reconcile-{n}", self._work, 0.0) for n in range(RECONCILE_THREADS)),
         ]
         for thread in threads:

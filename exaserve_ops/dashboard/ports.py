@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from exaserve_ops.inventory.domain.installation import Credentials
 from exaserve_ops.serving.services.models import ModelFacts
 from exaserve_ops.telemetry.domain.pictures import LogEntry
 
@@ -77,3 +78,31 @@ def model_folder_reader() -> ModelFolderReader:
     if _FolderSlot.reader is None:
         raise RuntimeError("no model folder reader: the entry point must call wiring.connect_pages()")
     return _FolderSlot.reader
+
+
+class CredentialVault(Protocol):
+    """Keeps passwords and private keys for the controllers, sealed and for a short time."""
+
+    def keep(self, installation_id: str, credentials: Credentials) -> None:
+        """Keep the credentials of an installation, in place of earlier ones."""
+        ...
+
+    def forget(self, installation_id: str) -> None:
+        """Forget them."""
+        ...
+
+
+class _VaultSlot:
+    vault: CredentialVault | None = None
+
+
+def use_credential_vault(vault: CredentialVault) -> None:
+    """Hand in what keeps credentials."""
+    _VaultSlot.vault = vault
+
+
+def credential_vault() -> CredentialVault:
+    """Return the vault. Raises `RuntimeError` where the wiring has not handed one in."""
+    if _VaultSlot.vault is None:
+        raise RuntimeError("no credential vault: the entry point must call wiring.connect_pages()")
+    return _VaultSlot.vault

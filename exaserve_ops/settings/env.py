@@ -31,6 +31,12 @@ class Environment:
     agent_redis_url: str
     """The Redis address that joining nodes are given; `redis_url` where unset."""
     database_pool_max_connections: int
+    wheelhouse: Path | None = None
+    """Folder with wheels for nodes that have no package index; sent along over SSH."""
+    ssh_max_connections: int = 4
+    """Machines that agents are put on at the same time."""
+    ssh_free_disk_bytes: int = 0
+    """Free space asked of such a machine; 0: what the agent is known to need."""
 
     @property
     def hosts(self) -> list[str]:
@@ -85,6 +91,9 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
         public_url=_public_url(environ.get("EXAOPS_PUBLIC_URL", "http://127.0.0.1:8000")),
         agent_redis_url=environ.get("EXAOPS_AGENT_REDIS_URL") or environ.get("REDIS_URL", ""),
         database_pool_max_connections=_count(environ, "EXAOPS_DATABASE_POOL_MAX_CONNECTIONS", 10),
+        wheelhouse=_folder(environ, "EXAOPS_WHEELHOUSE"),
+        ssh_max_connections=_count(environ, "EXAOPS_SSH_MAX_CONNECTIONS", 4),
+        ssh_free_disk_bytes=_count(environ, "EXAOPS_SSH_FREE_DISK_MIB", 0, least=0) << 20,
     )
 
 
@@ -125,8 +134,15 @@ def _public_url(text: str) -> str:
     return text.rstrip("/")
 
 
-def _count(environ: Mapping[str, str], name: str, default: int) -> int:
+def _count(environ: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
     text = environ.get(name, str(default))
-    if not text.isdigit() or int(text) < 1:
-        raise EnvironmentSettingError(f"{name} is '{text}'; give a whole number of at least 1")
+    if not text.isdigit() or int(text) < least:
+        raise EnvironmentSettingError(f"{name} is '{text}'; give a whole number of at least {least}")
     return int(text)
+
+
+def _folder(environ: Mapping[str, str], name: str) -> Path | None:
+    text = environ.get(name, "")
+    if text and not Path(text).is_dir():
+        raise EnvironmentSettingError(f"{name} is '{text}'; give a folder that exists, or nothing")
+    return Path(text).absolute() if text else None

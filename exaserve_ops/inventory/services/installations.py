@@ -218,6 +218,11 @@ def restart_dead_agent(installation_id: UUID, *, actor: str, now: datetime) -> N
     return ask_installation(installation_id, states.RESTART_AGENT, reason=reason, actor=actor, now=now)
 
 
+def record_on_node(node_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> None:
+    """Put what was done over SSH into the history of the node itself."""
+    record_event(subject_of(Node.objects.get(pk=node_id)), event, actor=actor, now=now, reason=reason)
+
+
 @transaction.atomic
 def begin_run(installation_id: UUID, *, actor: str, now: datetime) -> NodeInstallation:
     """Begin to work through the steps of the action, under a new run number."""
