@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from workers.protocol import pulse
 from workers.simulation import faults as kinds
 from workers.simulation.faults import Fault, Place, choose_targets
 from workers.simulation.node import GAP_SECONDS, NodeIdentity, NodeShape, SimulatedNode
@@ -26,6 +27,7 @@ class _Member:
     off: int = 0
     cut: int = 0
     beats_at: float = 0.0
+    pulses_at: float = 0.0
     reported_at: float | None = None
 
 
@@ -50,6 +52,8 @@ class SimulatedFleet:
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = 0
         self._out: list[bytes] = []
+        self._pulses: dict[str, bytes] = {}
+        self._pulse_rng = random.Random(f"{seed}:pulses")  # noqa: S311 - a model, not a secret
         self._by_id: dict[str, _Member] = {}
         self._by_name: dict[str, _Member] = {}
         self._by_address: dict[str, _Member] = {}
@@ -59,6 +63,8 @@ class SimulatedFleet:
             self._by_address[identity.address] = member
             member.beats_at = now + self._rng.random() * BEAT_SECONDS
             self._at(member.beats_at, self._beat_of(member))
+            member.pulses_at = now + self._pulse_rng.random() * pulse.INTERVAL_SECONDS
+            self._at(member.pulses_at, self._pulse_of(member))
         everywhere = places or [Place(i.name, i.rack) for i in identities]
         for number, fault in enumerate(faults):
             chooser = random.Random(f"{seed}:fault:{number}")  # noqa: S311 - as above
@@ -94,6 +100,11 @@ class SimulatedFleet:
         out, self._out = self._out, []
         return out
 
+    def take_pulses(self) -> dict[str, bytes]:
+        """The newest sealed pulse of each node that pulsed since the last call, by node id."""
+        out, self._pulses = self._pulses, {}
+        return out
+
     def is_reached(self, node_id: str) -> bool:
         """Whether commands arrive at a node; those for others wait on its queue."""
         member = self._by_id.get(node_id)
@@ -126,6 +137,18 @@ class SimulatedFleet:
             if loss == 0 or self._rng.random() >= loss:
                 self._out.append(report)
         member.reported_at = at
+
+    def _pulse_of(self, member: _Member) -> Callable[[float], None]:
+        return lambda at: self._pulse(member, at)
+
+    def _pulse(self, member: _Member, at: float) -> None:
+        delay, jitter, loss, _ = _weather(member.active)
+        member.pulses_at = max(member.pulses_at + pulse.INTERVAL_SECONDS, at)
+        late = delay + self._pulse_rng.random() * jitter * pulse.INTERVAL_SECONDS
+        self._at(member.pulses_at + late, self._pulse_of(member))
+        if member.off or member.cut or (loss and self._pulse_rng.random() < loss):
+            return
+        self._pulses[member.node.identity.node_id] = member.node.pulse()
 
     # ------------------------------------------------------------------ faults
     def _schedule(self, fault: Fault, names: Iterable[str], start: float) -> None:

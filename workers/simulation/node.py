@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from workers.protocol import digests, v1
+from workers.protocol import digests, pulse, v1
 from workers.simulation.engine import EngineShape, Traffic
 from workers.simulation.replica import Durations, SimulatedReplica
 
@@ -77,6 +77,7 @@ class SimulatedNode:
         self._boot = 0
         self._boot_id = ""
         self._sequence = 0
+        self._pulses = 0
         self._specs: dict[str, v1.ReplicaSpec] = {}
         self._outcomes: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._taken_at: float | None = None
@@ -90,7 +91,7 @@ class SimulatedNode:
         """A new run of the agent: what is on disk stays, the run's name is a new one."""
         self._boot += 1
         self._boot_id = f"sim-{self._run_id}-{self._boot}"
-        self._sequence = 0
+        self._sequence = self._pulses = 0
         self._taken_at = None
         self._hello_wanted = self._first_hello = True
 
@@ -131,6 +132,12 @@ class SimulatedNode:
     def engine_token(self, replica: SimulatedReplica) -> str:
         """Bearer token that the engine of the replica's present attempt demands."""
         return digests.engine_api_key(self._key, replica.replica_id, replica.attempt)
+
+    def pulse(self) -> bytes:
+        """The next pulse: the second sign of life, beside the reports."""
+        self._pulses += 1
+        beat = pulse.Pulse(self._boot_id, self._pulses)
+        return pulse.encode(beat, node_id=self.identity.node_id, node_key=self._key)
 
     def seal(self, report: v1.Report) -> bytes:
         """Encode a report with this node's seal."""

@@ -73,7 +73,8 @@ class Simulation:
     def _step(self) -> None:
         with self.lock:
             reports = self.fleet.step(time.monotonic())
-        if not self._writer.send(reports):
+            pulses = self.fleet.take_pulses()
+        if not self._writer.send(reports, pulses):
             with self.lock:
                 self.fleet.lost_contact()
         pause = self.fleet.next_due_seconds() - time.monotonic()

@@ -6,7 +6,7 @@ import base64
 import binascii
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from kombu.connection import Connection
@@ -15,7 +15,7 @@ from kombu.messaging import Consumer
 from redis.exceptions import RedisError
 
 from workers.agent import redis_link
-from workers.protocol import names
+from workers.protocol import names, pulse
 
 _QUEUES_PER_CHANNEL = 64
 """A channel waits on all of its queues with one command of the store."""
@@ -35,15 +35,19 @@ class ReportWriter:
         self._redis = redis_link.connect(url, lambda: None)
         self._again_at = 0.0
 
-    def send(self, reports: Sequence[bytes]) -> bool:
-        """Send; false where the store is away: the reports are lost, as those of a real node are."""
-        if not reports:
+    def send(self, reports: Sequence[bytes], pulses: Mapping[str, bytes]) -> bool:
+        """Send; false where the store is away: the reports are lost, as those of a real node are.
+
+        `pulses`: sealed, by node id.
+        """
+        if not reports and not pulses:
             return True
         if time.monotonic() < self._again_at:
             return False
         try:
             for start in range(0, len(reports), _SEND_AT_ONCE):
                 self._send(reports[start : start + _SEND_AT_ONCE])
+            self._write_pulses(pulses)
         except (RedisError, OSError) as error:
             logger.warning("redis is not reached: %s", type(error).__name__)
             self._again_at = time.monotonic() + _RETRY_SECONDS
@@ -63,6 +67,15 @@ class ReportWriter:
                 maxlen=names.REPORT_STREAM_MAX_LENGTH,
                 approximate=True,
             )
+        pipeline.execute()
+
+    def _write_pulses(self, pulses: Mapping[str, bytes]) -> None:
+        if not pulses:
+            return
+        lifetime = round(pulse.LIFETIME_SECONDS * 1000)
+        pipeline = self._redis.pipeline(transaction=False)
+        for node_id, data in pulses.items():
+            pipeline.set(pulse.key_of(node_id), data, px=lifetime)
         pipeline.execute()
 
 
