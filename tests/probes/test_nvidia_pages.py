@@ -200,3 +200,13 @@ def test_damage_in_one_place_costs_at_most_two_cards(place: int, damage: str) ->
     whole = {device.uuid: device for device in parse_query(page, listed).devices}
     found = {device.uuid: device for device in parse_query(damaged, listed).devices}
     assert len([uuid for uuid, device in found.items() if whole.get(uuid) == device]) >= 6
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["<a>" * 100_000, "<a>" * 30_000 + "</b>" * 30_000, "<a/>x" * 100_000, "<a" * 200_000, "<gpu>" * 3000],
+)
+@pytest.mark.timeout(20)
+def test_work_stays_in_proportion_to_the_page(page: str) -> None:
+    # Without the bound on nesting the second of these takes minutes, not milliseconds.
+    assert parse_query(page).devices == ()

@@ -12,16 +12,18 @@ import re
 from dataclasses import dataclass, field
 
 _TAG = re.compile(r"<(/?)([A-Za-z_][\w.-]{0,80})((?:[\s/][^<>]*)?)>")
+_DEEPEST = 64
+"""Real pages nest to eight levels. A bound keeps the work in proportion to the page, whatever it holds."""
 _ATTRIBUTE = re.compile(r"""([\w.-]+)\s*=\s*["']+([^"'<>]*)["']+""")
 
 
 @dataclass(slots=True)
 class Element:
-    """One element: its own text and its children in order."""
+    """One element: its own text in parts, and its children in order."""
 
     name: str
     attributes: dict[str, str] = field(default_factory=dict)
-    text: str = ""
+    parts: list[str] = field(default_factory=list)
     children: list[Element] = field(default_factory=list)
 
     def find(self, path: str) -> Element | None:
@@ -53,7 +55,7 @@ class Element:
     def value(self, path: str) -> str | None:
         """The text at a path; `None` where there is no such element."""
         found = self.find(path)
-        return None if found is None else found.text.strip()
+        return None if found is None else "".join(found.parts).strip()
 
 
 def read_markup(text: str) -> Element:
@@ -62,7 +64,7 @@ def read_markup(text: str) -> Element:
     stack = [root]
     position = 0
     for tag in _TAG.finditer(text):
-        stack[-1].text += html.unescape(text[position : tag.start()])
+        stack[-1].parts.append(html.unescape(text[position : tag.start()]))
         position = tag.end()
         closing, name, rest = tag.groups()
         if closing:
@@ -70,7 +72,7 @@ def read_markup(text: str) -> Element:
             continue
         element = Element(name, {key: html.unescape(value) for key, value in _ATTRIBUTE.findall(rest)})
         stack[-1].children.append(element)
-        if not rest.endswith("/"):
+        if not rest.endswith("/") and len(stack) < _DEEPEST:
             stack.append(element)
     return root
 
