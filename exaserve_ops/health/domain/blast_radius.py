@@ -175,9 +175,10 @@ def _follow(
     now: float,
     settings: GuardSettings,
 ) -> HeldSuspicion | Ended:
-    for suspicion in found:
-        if suspicion.scope == held.scope:
-            return HeldSuspicion(held.incident_id, held.scope, held.node_ids | suspicion.node_ids)
+    # One of the whole fleet takes in whatever is found while it stands: two rows would say the same.
+    grown = [s.node_ids for s in found if held.scope in {s.scope, FLEET}]
+    if grown:
+        return HeldSuspicion(held.incident_id, held.scope, held.node_ids.union(*grown))
     left = held.node_ids & silent
     if not left:
         return Ended(held, f"all {len(held.node_ids)} nodes report again")
