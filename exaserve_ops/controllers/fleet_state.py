@@ -13,6 +13,7 @@ from typing import Any
 
 from exaserve_ops.health.domain.detector import SeenPulse
 from exaserve_ops.health.domain.loss import LossCount
+from exaserve_ops.inventory.domain.facts import NodeFacts
 from exaserve_ops.inventory.domain.liveness import JOINING
 from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.domain.reports import HeartbeatReport
@@ -45,6 +46,8 @@ class NodeView:
     sequence: int = -1
     clock_skew_seconds: float | None = None
     heartbeat: HeartbeatReport | None = None
+    introduced: NodeFacts | None = None
+    """What the agent last said about itself, as recorded."""
     hello_asked_seconds: float = -1e9
     wish_sent_seconds: float = -1e9
     degraded: Fingerprint = ("", False, False, ())
@@ -121,6 +124,8 @@ def fingerprint(replica: ObservedReplica) -> Fingerprint:
         replica.reason,
         replica.pid,
         replica.address,
+        replica.stalled,
+        replica.held_by_pids,
         replica.last_exit.attempt if replica.last_exit else 0,
     )
 

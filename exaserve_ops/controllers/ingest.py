@@ -37,7 +37,8 @@ from exaserve_ops.serving.services.replicas import record_observation
 _log = logging.getLogger(__name__)
 
 BATCH_REPORTS = 512
-HELLO_PAUSE_SECONDS = 2.0
+HELLO_PAUSE_SECONDS = 5.0
+"""An agent without a lease introduces itself every three seconds, unasked."""
 INTAKE_STALE_SECONDS = 45.0
 """The wish is sent again every 15 s: an intake that saw none of three stands still."""
 RECONCILE_STALE_SECONDS = 15.0
@@ -102,11 +103,17 @@ class Ingest:
             _log.exception("event=report_not_recorded kind=%s", type(report).__name__)
 
     def _take_hello(self, hello: HelloReport, now: datetime) -> None:
+        view = self._state.node(hello.node_id)
+        if view.lease_epoch and view.introduced == hello.facts:
+            # Said again, as while its lease was on the way: nothing to write down, only to repeat.
+            view.wish_sent_seconds = -1e9
+            self._queue.add("canary", hello.node_id)
+            return
         node = record_hello(UUID(hello.node_id), hello.facts, now=now)
         lease = grant_lease(node.pk, boot_id=hello.facts.boot_id, renew=False, now=now)
-        view = self._state.node(hello.node_id)
         with self._state.lock:
             view.name, view.lease_epoch, view.boot_id = node.name, lease.epoch, lease.boot_id
+            view.introduced = hello.facts
             view.recorded.clear()
             view.wish_sent_seconds = -1e9
         self._queue.add("node", hello.node_id)
@@ -184,18 +191,23 @@ class Ingest:
 
 
 def _newest(batch: Sequence[Received]) -> list[Report]:
-    """Drop heartbeats that a later one of the same node and agent run makes needless."""
-    last: dict[tuple[str, str], int] = {}
+    """Drop heartbeats and introductions that a later one of the same node and agent run makes needless."""
+    last: dict[tuple[str, ...], int] = {}
     for index, received in enumerate(batch):
-        report = received.report
-        if isinstance(report, HeartbeatReport):
-            last[report.node_id, report.boot_id] = index
-    return [
-        received.report
-        for index, received in enumerate(batch)
-        if not isinstance(received.report, HeartbeatReport)
-        or last[received.report.node_id, received.report.boot_id] == index
-    ]
+        last[_sameness(received.report, index)] = index
+    kept = set(last.values())
+    return [received.report for index, received in enumerate(batch) if index in kept]
+
+
+def _sameness(report: Report, index: int) -> tuple[str, ...]:
+    """Equal for reports of which only the last counts."""
+    match report:
+        case HeartbeatReport():
+            return ("heartbeat", report.node_id, report.boot_id)
+        case HelloReport():
+            return ("hello", report.node_id, report.facts.boot_id)
+        case _:
+            return (str(index),)
 
 
 def _log_outcome(outcome: CommandOutcome) -> None:

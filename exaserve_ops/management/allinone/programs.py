@@ -158,7 +158,7 @@ def gateway_program(site: FleetSite, environment: Mapping[str, str]) -> Program:
 
 def agent_programs(site: FleetSite, shape: FleetShape) -> tuple[Program, ...]:
     """Return one agent for each node; each learns all it may know when it joins."""
-    width = min(_LARGEST_SLICE, len(AGENT_PORTS) // shape.nodes)
+    width = min(_LARGEST_SLICE, len(AGENT_PORTS) // max(1, shape.nodes))
     agents = []
     for index, name in enumerate(shape.node_names):
         first = AGENT_PORTS.start + index * width

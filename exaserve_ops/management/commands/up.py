@@ -55,7 +55,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Describe the options."""
         parser.add_argument(
-            "--nodes", type=_count, help=f"node agents on this machine (as before, or {DEFAULT_NODES})"
+            "--nodes",
+            type=_count_or_none,
+            help=f"node agents on this machine; 0 for none (as before, or {DEFAULT_NODES})",
         )
         parser.add_argument(
             "--replicas",
@@ -105,9 +107,9 @@ class Command(BaseCommand):
 
 def _shape(files: FleetFiles, options: dict[str, Any]) -> FleetShape:
     known = sum(1 for home in (files.var / "nodes").glob(f"{NODE_PREFIX}*") if home.is_dir())
-    with_demo = not options["no_demo"]
+    with_demo = not options["no_demo"] and options["nodes"] != 0
     return FleetShape(
-        nodes=options["nodes"] or known or DEFAULT_NODES,
+        nodes=options["nodes"] if options["nodes"] is not None else known or DEFAULT_NODES,
         replicas_per_node=options["replicas"],
         with_demo=with_demo,
         with_load=bool(options["load"]) and with_demo,
@@ -148,6 +150,10 @@ def _first_showing(password_file: Path) -> str:
         return f"(password in {password_file})"
     shown_before.touch(mode=0o600)
     return password_file.read_text().strip()
+
+
+def _count_or_none(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _count(text: str) -> int:
