@@ -12,8 +12,9 @@ from rest_framework.views import APIView
 
 from exaserve_ops.access.models import ApiKey
 from exaserve_ops.audit.models import Event
+from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
-from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
+from exaserve_ops.inventory.models import Accelerator, JoinToken, Node, NodeInstallation, SshHostKey
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.models import Model as ServedModel
@@ -58,6 +59,25 @@ class JoinTokenFilter(filters.FilterSet):  # type: ignore[misc]  # django_filter
     class Meta:
         model = JoinToken
         fields: ClassVar[list[str]] = ["used"]
+
+
+class InstallationFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?status=failed&host=gpu-1&node=<id>`."""
+
+    status = filters.MultipleChoiceFilter(choices=INSTALLATION.choices)
+    node = filters.UUIDFilter(field_name="node_id")
+
+    class Meta:
+        model = NodeInstallation
+        fields: ClassVar[list[str]] = ["status", "host", "node", "action"]
+
+
+class SshHostKeyFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?host=gpu-1&port=22`."""
+
+    class Meta:
+        model = SshHostKey
+        fields: ClassVar[list[str]] = ["host", "port", "key_type"]
 
 
 class ModelFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

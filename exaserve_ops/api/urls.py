@@ -7,6 +7,7 @@ from rest_framework.routers import SimpleRouter
 
 from exaserve_ops.api.views.agent import JoinView
 from exaserve_ops.api.views.deployments import DeploymentViewSet
+from exaserve_ops.api.views.installations import InstallationViewSet, SshHostKeyViewSet
 from exaserve_ops.api.views.inventory import AcceleratorViewSet, JoinTokenViewSet, NodeViewSet
 from exaserve_ops.api.views.keys import ApiKeyViewSet
 from exaserve_ops.api.views.meta import DocsView, SchemaView, UnknownAddressView, healthz, readyz
@@ -16,6 +17,8 @@ from exaserve_ops.api.views.replicas import ReplicaViewSet
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
 _router.register("nodes/join-tokens", JoinTokenViewSet, basename="api-join-token")
+_router.register("nodes/installations", InstallationViewSet, basename="api-installation")
+_router.register("nodes/host-keys", SshHostKeyViewSet, basename="api-host-key")
 _router.register("nodes", NodeViewSet, basename="api-node")
 _router.register("accelerators", AcceleratorViewSet, basename="api-accelerator")
 _router.register("models", ModelViewSet, basename="api-model")

@@ -10,7 +10,15 @@ from django.contrib import admin
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse
 
-from exaserve_ops.inventory.models import Accelerator, FailureDomain, JoinToken, Node
+from exaserve_ops.inventory.models import (
+    Accelerator,
+    FailureDomain,
+    InstallationStep,
+    JoinToken,
+    Node,
+    NodeInstallation,
+    SshHostKey,
+)
 from exaserve_ops.inventory.services import (
     cordon_node,
     create_join_token,
@@ -126,7 +134,16 @@ class JoinTokenAdmin(ServiceAdmin[JoinToken]):
     """Tokens are made here and shown once; nobody changes them."""
 
     form = JoinTokenForm
-    list_display = ("__str__", "created_by", "created_at", "expires_at", "used_at", "used_by")
+    list_display = (
+        "__str__",
+        "created_by",
+        "created_at",
+        "expires_at",
+        "uses",
+        "max_uses",
+        "used_at",
+        "used_by",
+    )
     list_filter = ("used_at",)
     list_select_related = ("used_by",)
     search_fields = ("note", "created_by")
@@ -159,3 +176,43 @@ class JoinTokenAdmin(ServiceAdmin[JoinToken]):
         return show_secret_once(
             self, request, title="New join token", secret=request.META.pop("exaops.secret")
         )
+
+
+class InstallationStepInline(admin.TabularInline[InstallationStep, NodeInstallation]):
+    """Steps of an installation, with their logs."""
+
+    model = InstallationStep
+    extra = 0
+    can_delete = False
+    fields = readonly_fields = ("run", "name", "outcome", "summary", "log", "started_at", "finished_at")
+
+    def has_add_permission(self, request: HttpRequest, obj: NodeInstallation | None = None) -> bool:  # noqa: ARG002 - Django's signature
+        """Nobody adds."""
+        return False
+
+
+@admin.register(NodeInstallation)
+class NodeInstallationAdmin(ReadOnlyAdmin[NodeInstallation]):
+    """Agents put on machines over SSH; asked for on the Nodes page."""
+
+    list_display = ("__str__", "status", "action", "port", "user", "auth", "created_at")
+    list_filter = ("status", "action", "auth")
+    search_fields = ("host", "node_name", "id")
+    inlines = (InstallationStepInline,)
+
+
+@admin.register(InstallationStep)
+class InstallationStepAdmin(ReadOnlyAdmin[InstallationStep]):
+    """Steps of all installations, for those who look for one outcome."""
+
+    list_display = ("installation", "run", "name", "outcome", "summary", "started_at")
+    list_filter = ("name", "outcome")
+    list_select_related = ("installation",)
+
+
+@admin.register(SshHostKey)
+class SshHostKeyAdmin(ReadOnlyAdmin[SshHostKey]):
+    """Host keys that people confirmed."""
+
+    list_display = ("host", "port", "key_type", "fingerprint", "confirmed_by", "confirmed_at")
+    search_fields = ("host", "fingerprint")

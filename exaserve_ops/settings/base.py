@@ -7,6 +7,7 @@ from pathlib import Path
 import django_stubs_ext
 from csp.constants import NONE, SELF
 
+from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.settings.env import read_environment
 
@@ -158,7 +159,11 @@ SPECTACULAR_SETTINGS = {
     "VERSION": "1",
     "SCHEMA_PATH_PREFIX": "/api/v1",
     "SERVE_INCLUDE_SCHEMA": False,
-    "ENUM_NAME_OVERRIDES": {"DeploymentStatus": DEPLOYMENT.choices, "ReplicaStatus": REPLICA.choices},
+    "ENUM_NAME_OVERRIDES": {
+        "DeploymentStatus": DEPLOYMENT.choices,
+        "ReplicaStatus": REPLICA.choices,
+        "InstallationStatus": INSTALLATION.choices,
+    },
     "SWAGGER_UI_DIST": "SIDECAR",
     # Without this, the page asks a validator on the internet about our schema.
     "SWAGGER_UI_SETTINGS": {"deepLinking": True, "validatorUrl": None},

@@ -16,7 +16,7 @@ from exaserve_ops.access.models import IdempotencyRecord
 from exaserve_ops.api.urls import urlpatterns
 from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import NodeLease
-from exaserve_ops.inventory.models import FailureDomain
+from exaserve_ops.inventory.models import FailureDomain, InstallationStep
 from exaserve_ops.serving.models import ModelFile, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
 from tests.fakes.routes import all_routes
@@ -24,6 +24,7 @@ from tests.fakes.routes import all_routes
 SHOWN_IN_ANOTHER = {ModelFile: "in the admin of its model"}
 NOT_OVER_REST = {
     FailureDomain: "shown with its node",
+    InstallationStep: "shown with its installation",
     IdempotencyRecord: "what others were answered is not for reading",
     ModelFile: "shown with its model",
     NodeLease: "between controllers and agents",

@@ -9,6 +9,7 @@ from rest_framework import serializers
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
 from exaserve_ops.inventory.selectors import rack_of
+from exaserve_ops.inventory.services.joining import MAX_TOKEN_USES
 
 MAX_TOKEN_SECONDS = 7 * 24 * 3600
 
@@ -18,7 +19,16 @@ class AcceleratorSerializer(serializers.ModelSerializer[Accelerator]):
 
     class Meta:
         model = Accelerator
-        fields: ClassVar[list[str]] = ["uuid", "node", "kind", "name", "memory_bytes", "ordinal"]
+        fields: ClassVar[list[str]] = [
+            "uuid",
+            "node",
+            "kind",
+            "name",
+            "memory_bytes",
+            "ordinal",
+            "quarantined_at",
+            "quarantine_reason",
+        ]
 
 
 class NodeSerializer(serializers.ModelSerializer[Node]):
@@ -75,6 +85,8 @@ class JoinTokenSerializer(serializers.ModelSerializer[JoinToken]):
             "created_by",
             "created_at",
             "expires_at",
+            "max_uses",
+            "uses",
             "used_at",
             "used_by",
         ]
@@ -86,6 +98,13 @@ class JoinTokenRequestSerializer(StrictSerializer):
     note = serializers.CharField(max_length=200, required=False, default="", allow_blank=True)
     lifetime_seconds = serializers.IntegerField(
         min_value=60, max_value=MAX_TOKEN_SECONDS, required=False, default=3600
+    )
+    uses = serializers.IntegerField(
+        min_value=1,
+        max_value=MAX_TOKEN_USES,
+        required=False,
+        default=1,
+        help_text="So many nodes may join with it: a whole allocation at once.",
     )
 
 
@@ -107,6 +126,9 @@ class JoinRequestSerializer(StrictSerializer):
         r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
         max_length=120,
         error_messages={"invalid": "Use letters, digits, dots, dashes and underscores."},
+    )
+    name_suffix = serializers.BooleanField(
+        required=False, default=False, help_text="Where the name is taken, add a number instead of refusing."
     )
     hostname = serializers.CharField(max_length=253, required=False, default="", allow_blank=True)
     address = serializers.CharField(max_length=255, required=False, default="", allow_blank=True)

@@ -19,7 +19,7 @@ from exaserve_ops.api.serializers.inventory import JoinAnswerSerializer, JoinReq
 from exaserve_ops.api.throttling import RefusalBound
 from exaserve_ops.api.views.base import without_store
 from exaserve_ops.inventory.models import Node
-from exaserve_ops.inventory.services import enrol_node
+from exaserve_ops.inventory.services.joining import JoinWish, enrol
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import DeniedError
 from workers.protocol.digests import node_key
@@ -28,7 +28,7 @@ REFUSALS = RefusalBound()
 
 
 class JoinView(APIView):
-    """Takes a node in, once for each token."""
+    """Takes nodes in, as many as a token admits."""
 
     authentication_classes = ()
     permission_classes = [AllowAny]
@@ -37,7 +37,7 @@ class JoinView(APIView):
 
     @extend_schema(request=JoinRequestSerializer, responses={201: JoinAnswerSerializer}, auth=[])
     def post(self, request: Request) -> Response:
-        """Spend a token; the answer holds the node's key, this once."""
+        """Spend one use of a token; the answer holds the node's key, this once."""
         address = request.META.get("REMOTE_ADDR", "")
         wait_seconds = REFUSALS.wait_seconds(address)
         if wait_seconds > 0:
@@ -53,13 +53,13 @@ class JoinView(APIView):
 
 
 def _enrol(wish: dict[str, Any]) -> Node:
-    return enrol_node(
-        token_text=wish["token"],
+    asked = JoinWish(
         node_id=wish["node_id"],
         name=wish["name"],
         hostname=wish["hostname"],
-        now=clock.now(),
+        name_suffix=wish["name_suffix"],
     )
+    return enrol(asked, token_text=wish["token"], now=clock.now())
 
 
 def _answer(node: Node) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from exaserve_ops.api.views.base import OpsViewSet, ReadableViewSet, without_sto
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware
 from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
+from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 
 
@@ -79,7 +80,19 @@ class AcceleratorViewSet(ReadableViewSet[Accelerator]):
     permission_by_action: ClassVar[dict[str, str]] = {
         "list": "inventory.view_accelerator",
         "retrieve": "inventory.view_accelerator",
+        "lift_quarantine": "inventory.change_node",
     }
+
+    @extend_schema(request=ReasonSerializer, responses=AcceleratorSerializer)
+    @action(detail=True, methods=["post"], url_path="lift-quarantine")
+    @acts_once
+    def lift_quarantine(self, request: Request, pk: str) -> Response:  # noqa: ARG002 - DRF's signature
+        """Let the accelerator take replicas again."""
+        body = self.read_body(ReasonSerializer)
+        found = lift_quarantine(
+            self.get_object().pk, reason=body["reason"], actor=self.actor, now=clock.now()
+        )
+        return Response(AcceleratorSerializer(found).data)
 
 
 class JoinTokenViewSet(OpsViewSet[JoinToken]):
@@ -103,11 +116,15 @@ class JoinTokenViewSet(OpsViewSet[JoinToken]):
     @extend_schema(request=JoinTokenRequestSerializer, responses={201: NewJoinTokenSerializer})
     @acts_once_with_secret
     def create(self, request: Request) -> Response:  # noqa: ARG002 - DRF's signature
-        """Make a token that enrols one node, once."""
+        """Make a token that enrols one node, or as many as asked for."""
         body = self.read_body(JoinTokenRequestSerializer)
         lifetime = timedelta(seconds=body["lifetime_seconds"])
         token, text = create_join_token(
-            actor=self.actor, now=clock.now(), note=body["note"], lifetime=lifetime
+            actor=self.actor,
+            now=clock.now(),
+            note=body["note"],
+            lifetime=lifetime,
+            max_uses=body["uses"],
         )
         answer = {**JoinTokenSerializer(token).data, "token": text}
         return without_store(Response(answer, status=status.HTTP_201_CREATED))
