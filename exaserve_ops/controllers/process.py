@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from exaserve_ops.controllers.detection import Detection
+from exaserve_ops.controllers.drains import DrainWatch
 from exaserve_ops.controllers.fleet_state import FleetState
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.installations import InstallationPorts, Installations
@@ -112,6 +113,7 @@ class Controllers:
         self._turns = TurnRecorder(adapters.turns, self._live)
         self._rollups = RollupRecorder(self._state)
         self._reach = ReachRecorder(adapters.reach)
+        self._drains = DrainWatch(self._queue)
         self._installations = Installations(adapters.installations, self._stop)
 
     def stop(self) -> None:
@@ -163,6 +165,7 @@ class Controllers:
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),
             self._thread("reach", self._reach.step, 2.0),
+            self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),
             *(self._thread(f"reconcile-{n}", self._work, 0.0) for n in range(RECONCILE_THREADS)),
         ]
