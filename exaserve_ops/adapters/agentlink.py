@@ -130,4 +130,5 @@ def _spec(wanted: WantedReplica) -> v1.ReplicaSpec:
         memory_bytes=wanted.memory_bytes,
         drain_seconds=wanted.drain_seconds,
         start_seconds=wanted.start_seconds,
+        stall_seconds=wanted.stall_seconds,
     )

@@ -179,6 +179,8 @@ def _replica(seen: v1.ReplicaObserved) -> ObservedReplica:
         active_requests=seen.active_requests,
         last_exit=_exit(seen.last_exit),
         load=_load(seen.telemetry),
+        stalled=seen.stalled,
+        held_by_pids=seen.held_by_pids,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from datetime import datetime
 from uuid import UUID
 
 from exaserve_ops.audit.models import Event
@@ -14,22 +15,29 @@ from exaserve_ops.controllers.ports import AgentLink, LivePublisher, RouteWriter
 from exaserve_ops.controllers.wishes import SentWishes, node_marks
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.services.quarantine import quarantine_accelerators
 from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.routing.selectors import inference_keys, routes, served_models
 from exaserve_ops.serving.domain.observed import WantedReplica
-from exaserve_ops.serving.domain.reconcile import (
+from exaserve_ops.serving.domain.reconcile import plan_deployment
+from exaserve_ops.serving.domain.steps import (
     Create,
     FinishDeletion,
+    Hold,
     LetGo,
     Place,
+    Promote,
+    Quarantine,
+    Replace,
     Step,
     Wait,
-    plan_deployment,
 )
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments, wanted_of_node
 from exaserve_ops.serving.services.deployments import advance_deployment
+from exaserve_ops.serving.services.healing import make_replacement, promote_standby, record_hold
 from exaserve_ops.serving.services.replicas import (
     create_replicas,
     let_go_replica,
@@ -40,10 +48,12 @@ from exaserve_ops.serving.services.wishes import record_wish
 from exaserve_ops.sessions.selectors import active_sessions_by_replica
 
 ACTOR = "controller:serving"
+HEALER = "controller:healing"
 CANARY_SECONDS = 15.0
 """The wish goes out again so often, changed or not: it proves that commands are taken in."""
 LOG_TAIL_SECONDS = 30.0
-LONGEST_SPACING_SECONDS = 1.0
+CREATED_AT_ONCE = 128
+LONGEST_SPACING_SECONDS = 3.0
 SPACING_FACTOR = 3.0
 """A plan is made again no sooner than after so many times what it took, up to the bound above."""
 
@@ -129,14 +139,15 @@ class Reconcilers:
                 self._add_spaced("deployment", str(deployment_id))
             return
         deployment_id = UUID(key)
-        active = active_sessions_by_replica(deployment_id, now=clock.now())
-        snapshot = deployment_snapshot(deployment_id, active_sessions=active)
+        now = clock.now()
+        active = active_sessions_by_replica(deployment_id, now=now)
+        snapshot = deployment_snapshot(deployment_id, active_sessions=active, now=now)
         if snapshot is None:
             return
-        for step in plan_deployment(snapshot):
+        for step in plan_deployment(snapshot, now=now):
             try:
                 _apply(deployment_id, step)
-            except IllegalTransitionError as error:
+            except (IllegalTransitionError, ConflictError) as error:
                 # The replica moved on since the snapshot was taken; its change rang, so we come again.
                 _log.info("event=step_overtaken step=%s error=%s", type(step).__name__, error)
 
@@ -200,7 +211,9 @@ def _apply(deployment_id: UUID, step: Step) -> None:
     now = clock.now()
     match step:
         case Create():
-            create_replicas(deployment_id, step.count, why=step.why, actor=ACTOR, now=now)
+            # The rest is found missing by the next plan: no transaction may take as long as thousands do.
+            count = min(step.count, CREATED_AT_ONCE)
+            create_replicas(deployment_id, count, why=step.why, actor=ACTOR, now=now, role=step.role)
         case Place():
             place_replica(UUID(step.replica_id), step.placement, actor=ACTOR, now=now)
         case Wait():
@@ -209,6 +222,23 @@ def _apply(deployment_id: UUID, step: Step) -> None:
             let_go_replica(UUID(step.replica_id), step.event, why=step.why, actor=ACTOR, now=now)
         case FinishDeletion():
             advance_deployment(deployment_id, "emptied", actor=ACTOR, now=now, reason=step.why)
+        case Promote() | Replace() | Hold() | Quarantine():
+            _heal(step, now)
+
+
+def _heal(step: Promote | Replace | Hold | Quarantine, now: datetime) -> None:
+    replica_id = UUID(step.replica_id)
+    match step:
+        case Promote(instead_of=absent):
+            promote_standby(replica_id, instead_of=UUID(absent), why=step.why, actor=HEALER, now=now)
+        case Replace():
+            make_replacement(
+                replica_id, step.placement, cause=step.cause, why=step.why, actor=HEALER, now=now
+            )
+        case Hold():
+            record_hold(replica_id, step.why, actor=HEALER, now=now)
+        case Quarantine():
+            quarantine_accelerators(step.accelerator_uuids, reason=step.why, actor=HEALER, now=now)
 
 
 def _digest(replicas: tuple[WantedReplica, ...]) -> str:

@@ -17,10 +17,13 @@ _ROUTED = (states.READY, states.DRAINING)
 def routes() -> dict[str, RouteRecord]:
     """Replicas that may be routed to, by id, in one query.
 
-    A suspect node keeps its routes: one late heartbeat is no reason to move a conversation.
+    A suspect node keeps its routes: one late heartbeat is no reason to move a conversation. Standbys
+    have none.
     """
     rows = (
-        Replica.objects.filter(status__in=_ROUTED, node__liveness__in=(ALIVE, SUSPECT))
+        Replica.objects.filter(
+            status__in=_ROUTED, role=Replica.Role.SERVING, node__liveness__in=(ALIVE, SUSPECT)
+        )
         .exclude(address="")
         .select_related("node", "deployment")
     )

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from django.db.models import Count, Q, QuerySet
 
-from exaserve_ops.inventory.domain.liveness import ALIVE
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.health.selectors import healing_freeze
+from exaserve_ops.inventory.domain.drain import DRAINING
+from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD
+from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.facts import (
+    DeploymentSnapshot,
+    HealingFacts,
+    HealingPolicy,
+    ReplicaFacts,
+)
+from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.placement import AcceleratorRoom, NodeRoom, PlacementRequest
-from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot, ReplicaFacts
 from exaserve_ops.serving.models import Deployment, Replica
 
 _KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
+_ROOM_ROWS = Replica.objects.filter(status__in=_KNOWN_TO_AGENTS, node__isnull=False).order_by()
 
 
 def live_deployments() -> QuerySet[Deployment]:
@@ -29,9 +39,14 @@ def live_deployments() -> QuerySet[Deployment]:
 def deployments_with_counts() -> QuerySet[Deployment]:
     """All deployments, deleted ones too, with their model and counts of replicas by status."""
     kept = Q(replica_set__wanted=Replica.Wanted.RUN) & ~Q(replica_set__status=states.STOPPED)
+    ready = Q(replica_set__status=states.READY)
+    serving = Q(replica_set__role=Replica.Role.SERVING)
+    standby = Q(replica_set__role=Replica.Role.STANDBY)
     return Deployment.objects.select_related("model").annotate(
-        ready_count=Count("replica_set", Q(replica_set__status=states.READY), distinct=True),
-        kept_count=Count("replica_set", kept, distinct=True),
+        ready_count=Count("replica_set", ready & serving, distinct=True),
+        kept_count=Count("replica_set", kept & serving, distinct=True),
+        standby_ready_count=Count("replica_set", kept & ready & standby, distinct=True),
+        standby_kept_count=Count("replica_set", kept & standby, distinct=True),
         failed_count=Count("replica_set", Q(replica_set__status=states.FAILED), distinct=True),
     )
 
@@ -44,13 +59,16 @@ def live_replicas() -> QuerySet[Replica]:
 
 
 def deployment_snapshot(
-    deployment_id: UUID, *, active_sessions: Mapping[str, int]
+    deployment_id: UUID, *, active_sessions: Mapping[str, int], now: datetime
 ) -> DeploymentSnapshot | None:
-    """Everything that a deployment's plan depends on, in seven queries; `None` once it is deleted."""
+    """Everything that a deployment's plan depends on, in ten queries; `None` once it is deleted."""
     deployment = Deployment.objects.exclude(status=states.DELETED).filter(pk=deployment_id).first()
     if deployment is None:
         return None
-    replicas = Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED)
+    nodes = node_rooms(deployment_id, now=now)
+    by_id = {node.node_id: node for node in nodes}
+    replicas = list(Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED))
+    uuids = _accelerators_of([replica.pk for replica in replicas if replica.held_since is not None])
     return DeploymentSnapshot(
         id=str(deployment.pk),
         name=deployment.name,
@@ -66,11 +84,49 @@ def deployment_snapshot(
                 reason=replica.reason,
                 active_sessions=active_sessions.get(str(replica.pk), 0),
                 created_at=replica.created_at,
+                role=replica.role,
+                node=by_id.get(str(replica.node_id)),
+                replaces=str(replica.replaces_id or ""),
+                healing_note=replica.healing_note,
+                slow_reason=replica.slow_reason,
+                held_since=replica.held_since,
+                held_by_pids=tuple(replica.held_by_pids),
+                accelerator_uuids=uuids.get(replica.pk, ()),
+                drain_deadline_at=replica.drain_deadline_at,
             )
             for replica in replicas
         ),
-        nodes=node_rooms(deployment_id),
+        nodes=nodes,
+        standbys_wanted=deployment.standbys,
+        healing=_healing_facts(deployment, now),
     )
+
+
+def _healing_facts(deployment: Deployment, now: datetime) -> HealingFacts:
+    policy = HealingPolicy()
+    since = now - policy.window
+    own = Replica.objects.filter(deployment=deployment)
+    failed = own.filter(failed_at__gte=since, node__isnull=False).order_by("node__name")
+    limited = own.filter(made_for__in=LIMITED_CAUSES, created_at__gte=since)
+    return HealingFacts(
+        frozen=healing_freeze(),
+        drain_slow=deployment.drain_slow,
+        failed_nodes=tuple(
+            (str(node_id), name) for node_id, name in failed.values_list("node", "node__name").distinct()
+        ),
+        recent_replacements=limited.count(),
+        policy=policy,
+    )
+
+
+def _accelerators_of(replica_ids: Sequence[UUID]) -> dict[UUID, tuple[str, ...]]:
+    found: dict[UUID, tuple[str, ...]] = {}
+    if not replica_ids:
+        return found
+    rows = Replica.accelerators.through.objects.filter(replica__in=replica_ids)
+    for replica_id, uuid in rows.order_by("accelerator").values_list("replica", "accelerator"):
+        found[replica_id] = (*found.get(replica_id, ()), uuid)
+    return found
 
 
 def placement_request(deployment: Deployment) -> PlacementRequest:
@@ -83,20 +139,24 @@ def placement_request(deployment: Deployment) -> PlacementRequest:
     )
 
 
-def node_rooms(deployment_id: UUID) -> tuple[NodeRoom, ...]:
-    """All nodes with what is promised of their accelerators, in five queries."""
-    reserved: Counter[str] = Counter()
-    same: Counter[UUID] = Counter()
+def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
+    """All nodes with what is promised of their accelerators, in six queries.
+
+    Memory is promised until an agent has seen a replica's process group gone. What ails or is being
+    replaced does not count for the spread: its successor does.
+    """
+    nodes = list(nodes_with_hardware())
+    leaving = {node.pk for node in nodes if node.drain_status == DRAINING or node.liveness == DEAD}
+    held = _held_memory()
     total: Counter[UUID] = Counter()
-    live = Replica.objects.filter(status__in=_KNOWN_TO_AGENTS).prefetch_related("accelerators")
-    for replica in live:
-        uuids = [accelerator.uuid for accelerator in replica.accelerators.all()]
-        for uuid in uuids:
-            reserved[uuid] += -(-replica.memory_bytes // len(uuids))
-        if replica.node_id is not None:
-            total[replica.node_id] += 1
-            if replica.deployment_id == deployment_id and replica.wanted == Replica.Wanted.RUN:
-                same[replica.node_id] += 1
+    here: dict[str, Counter[UUID]] = {role: Counter() for role in Replica.Role.values}
+    rows = list(_ROOM_ROWS.values_list("pk", "node", "deployment", "wanted", "status", "role", "replaces"))
+    replaced = {row[6] for row in rows if row[3] == Replica.Wanted.RUN and row[6]}
+    for pk, node_id, deployment, wanted, status, role, _ in rows:
+        total[node_id] += 1
+        stays = wanted == Replica.Wanted.RUN and status != states.FAILED and pk not in replaced
+        if deployment == deployment_id and stays and node_id not in leaving:
+            here[role][node_id] += 1
     return tuple(
         NodeRoom(
             node_id=str(node.pk),
@@ -106,14 +166,34 @@ def node_rooms(deployment_id: UUID) -> tuple[NodeRoom, ...]:
             engines=frozenset(node.engines),
             rack=rack_of(node),
             accelerators=tuple(
-                AcceleratorRoom(a.uuid, a.kind, a.memory_bytes, reserved[a.uuid])
+                AcceleratorRoom(a.uuid, a.kind, a.memory_bytes, held[a.uuid], _quarantine_of(a))
                 for a in node.accelerators.all()
             ),
-            same_deployment=same[node.pk],
+            same_deployment=here[Replica.Role.SERVING][node.pk],
             replicas=total[node.pk],
+            same_standby=here[Replica.Role.STANDBY][node.pk],
+            draining=(node.drain_reason or "no reason given") if node.drain_status == DRAINING else "",
+            drain_is_over=bool(node.drain_deadline_at and node.drain_deadline_at <= now),
         )
-        for node in nodes_with_hardware()
+        for node in nodes
     )
+
+
+def _held_memory() -> Counter[str]:
+    """Bytes that are promised of each accelerator."""
+    links = Replica.accelerators.through.objects.filter(replica__status__in=_KNOWN_TO_AGENTS)
+    pairs = list(links.values_list("replica", "accelerator", "replica__memory_bytes"))
+    shares = Counter(replica for replica, _, _ in pairs)
+    held: Counter[str] = Counter()
+    for replica, uuid, memory_bytes in pairs:
+        held[uuid] += -(-memory_bytes // shares[replica])
+    return held
+
+
+def _quarantine_of(accelerator: Accelerator) -> str:
+    if accelerator.quarantined_at is None:
+        return ""
+    return accelerator.quarantine_reason or "no reason given"
 
 
 def refusal_of(node: Node) -> str:
@@ -157,4 +237,5 @@ def _wanted(replica: Replica) -> WantedReplica:
         memory_bytes=replica.memory_bytes,
         drain_seconds=float(deployment.drain_seconds),
         start_seconds=float(deployment.start_seconds),
+        stall_seconds=float(deployment.stall_seconds),
     )

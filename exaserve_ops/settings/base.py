@@ -9,6 +9,7 @@ from csp.constants import NONE, SELF
 
 from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.serving.domain.steps import ACTIONS
 from exaserve_ops.settings.env import read_environment
 
 ENV = read_environment()
@@ -163,6 +164,8 @@ SPECTACULAR_SETTINGS = {
         "DeploymentStatus": DEPLOYMENT.choices,
         "ReplicaStatus": REPLICA.choices,
         "InstallationStatus": INSTALLATION.choices,
+        "InstallationWork": "exaserve_ops.inventory.models.NodeInstallation.Action",
+        "PlanAction": [(action, action) for action in ACTIONS],
     },
     "SWAGGER_UI_DIST": "SIDECAR",
     # Without this, the page asks a validator on the internet about our schema.

@@ -274,6 +274,6 @@ def test_promised_memory_is_counted_on_every_accelerator() -> None:
 
     deployment, node = make_deployment(), make_node("n1")
     placed(deployment, node)
-    [room] = node_rooms(deployment.pk)
+    [room] = node_rooms(deployment.pk, now=NOW)
     assert [a.reserved_bytes for a in room.accelerators] == [GIB, 0]
     assert (room.same_deployment, room.replicas, room.rack) == (1, 1, "r1")

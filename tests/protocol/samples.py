@@ -23,7 +23,7 @@ _MODEL = v1.ModelRef(
     source="file:///models/tiny",
     files=(v1.ModelFile(path="config.json", size_bytes=12, sha256="ab" * 32),),
 )
-_SPEC = v1.ReplicaSpec(
+_SPEC_1_0 = v1.ReplicaSpec(
     replica_id="r-1",
     deployment="demo",
     generation=7,
@@ -36,6 +36,7 @@ _SPEC = v1.ReplicaSpec(
     drain_seconds=30.0,
     start_seconds=120.0,
 )
+_SPEC = msgspec.structs.replace(_SPEC_1_0, stall_seconds=45.0)
 _TELEMETRY = v1.ReplicaTelemetry(
     window_seconds=10.0,
     age_seconds=0.5,
@@ -59,7 +60,7 @@ _TELEMETRY = v1.ReplicaTelemetry(
     prefix_hit_tokens_total=1500.0,
     notes=("1 line dropped",),
 )
-_REPLICA = v1.ReplicaObserved(
+_REPLICA_1_0 = v1.ReplicaObserved(
     replica_id="r-1",
     generation=7,
     state=v1.ObservedState.READY,
@@ -76,6 +77,7 @@ _REPLICA = v1.ReplicaObserved(
     last_exit=v1.ExitInfo(attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",)),
     telemetry=_TELEMETRY,
 )
+_REPLICA = msgspec.structs.replace(_REPLICA_1_0, stalled=True, held_by_pids=(4712,))
 
 _ACCELERATOR_1_0 = v1.AcceleratorInfo(
     uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3
@@ -114,40 +116,45 @@ _TOPOLOGY = v1.Topology(
     links=(v1.TopologyLink(a=0, b=1, kind="PIX", rank=100),),
 )
 
+_HEARTBEAT = v1.Heartbeat(
+    node_id=NODE_ID,
+    boot_id="boot-1",
+    lease_epoch=3,
+    sequence=99,
+    sent_at_seconds=1_700_000_000.5,
+    applied_revision=12,
+    liveness=v1.AgentLiveness(
+        intake_age_seconds=2.0,
+        intake_restarts=1,
+        reconcile_age_seconds=0.25,
+        reconcile_restarts=2,
+        reconcile_error="none",
+    ),
+    replicas=(_REPLICA,),
+    unknown_processes=(
+        v1.UnknownProcess(
+            pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"
+        ),
+    ),
+    host=v1.HostTelemetry(
+        cpu_used_ratio=0.5,
+        memory_used_bytes=1,
+        memory_total_bytes=2,
+        disk_free_bytes=3,
+        load1=0.7,
+        network_receive_bytes_per_second=4.0,
+        network_send_bytes_per_second=5.0,
+    ),
+)
+_APPLY_DESIRED = v1.ApplyDesired(
+    command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
+)
+
 REPORTS: dict[str, v1.Report] = {
     "hello": msgspec.structs.replace(
         _HELLO_1_0, minor=1, accelerators=(_SLICE,), topology=_TOPOLOGY, probe_notes=("memory: ERR!",)
     ),
-    "heartbeat": v1.Heartbeat(
-        node_id=NODE_ID,
-        boot_id="boot-1",
-        lease_epoch=3,
-        sequence=99,
-        sent_at_seconds=1_700_000_000.5,
-        applied_revision=12,
-        liveness=v1.AgentLiveness(
-            intake_age_seconds=2.0,
-            intake_restarts=1,
-            reconcile_age_seconds=0.25,
-            reconcile_restarts=2,
-            reconcile_error="none",
-        ),
-        replicas=(_REPLICA,),
-        unknown_processes=(
-            v1.UnknownProcess(
-                pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"
-            ),
-        ),
-        host=v1.HostTelemetry(
-            cpu_used_ratio=0.5,
-            memory_used_bytes=1,
-            memory_total_bytes=2,
-            disk_free_bytes=3,
-            load1=0.7,
-            network_receive_bytes_per_second=4.0,
-            network_send_bytes_per_second=5.0,
-        ),
-    ),
+    "heartbeat": _HEARTBEAT,
     "command_result": v1.CommandResult(
         node_id=NODE_ID, command_id="c-1", outcome="refused", reason="older epoch"
     ),
@@ -155,9 +162,7 @@ REPORTS: dict[str, v1.Report] = {
 }
 
 COMMANDS: dict[str, v1.Command] = {
-    "apply_desired": v1.ApplyDesired(
-        command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
-    ),
+    "apply_desired": _APPLY_DESIRED,
     "request_hello": v1.RequestHello(
         command_id="c-2", lease_epoch=3, deadline_seconds=60.0, reason="lease expired"
     ),
@@ -174,9 +179,13 @@ COMMANDS: dict[str, v1.Command] = {
     ),
 }
 
-OLDER: dict[str, v1.Report | v1.Command] = {"v1.0-hello": _HELLO_1_0}
+OLDER: dict[str, v1.Report | v1.Command] = {
+    "v1.0-hello": _HELLO_1_0,
+    "v1.0-heartbeat": msgspec.structs.replace(_HEARTBEAT, replicas=(_REPLICA_1_0,)),
+    "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
+}
 """What golden files of an earlier minor mean, where the message has gained fields since."""
-_MINOR_OF_SAMPLE = {"hello": 1}
+_MINOR_OF_SAMPLE = {"hello": 1, "heartbeat": 2, "apply_desired": 2}
 """The minor version that last added to a message; 0 for the others."""
 
 

@@ -21,8 +21,9 @@ import msgspec
 from workers.protocol import digests
 
 MAJOR = 1
-MINOR = 1
-"""1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes."""
+MINOR = 2
+"""1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes.
+2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -147,6 +148,8 @@ class ReplicaSpec(_Struct, frozen=True, kw_only=True):
     drain_seconds: float = 60.0
     start_seconds: float = 300.0
     """How long start-up may take before the attempt counts as failed."""
+    stall_seconds: float = 60.0
+    """Requests run and no token comes for so long: the attempt counts as crashed. 0: never."""
 
 
 class ExitInfo(_Struct, frozen=True, kw_only=True):
@@ -231,6 +234,10 @@ class ReplicaObserved(_Struct, frozen=True, kw_only=True):
     active_requests: int | None = None
     last_exit: ExitInfo | None = None
     telemetry: ReplicaTelemetry | None = None
+    stalled: bool = False
+    """Requests ran and no token came for its stall limit; the agent ends and restarts it."""
+    held_by_pids: tuple[int, ...] = ()
+    """Processes that hold the memory, or are left of the last attempt, that it waits for."""
 
 
 class UnknownProcess(_Struct, frozen=True, kw_only=True):

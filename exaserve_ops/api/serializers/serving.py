@@ -11,7 +11,6 @@ from rest_framework import serializers
 
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.inventory.models import Accelerator
-from exaserve_ops.serving.domain.reconcile import Create, FinishDeletion, LetGo, Place, Step, Wait
 from exaserve_ops.serving.models import Deployment, Model, ModelFile, Replica
 from exaserve_ops.serving.services.deployments import MAX_REPLICAS
 
@@ -76,6 +75,8 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     nodes = serializers.SerializerMethodField(help_text="Nodes that replicas may run on; empty is any.")
     ready_replicas = serializers.IntegerField(source="ready_count")
     kept_replicas = serializers.IntegerField(source="kept_count", help_text="Neither ended nor let go of.")
+    ready_standbys = serializers.IntegerField(source="standby_ready_count")
+    kept_standbys = serializers.IntegerField(source="standby_kept_count")
     failed_replicas = serializers.IntegerField(source="failed_count")
 
     class Meta:
@@ -95,9 +96,14 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "nodes",
             "drain_seconds",
             "start_seconds",
+            "stall_seconds",
+            "standbys",
+            "drain_slow",
             "status",
             "ready_replicas",
             "kept_replicas",
+            "ready_standbys",
+            "kept_standbys",
             "failed_replicas",
             "created_at",
             "updated_at",
@@ -125,7 +131,7 @@ class EngineOptionField(serializers.Field[Any, Any, Any, Any]):
         return value
 
 
-def _replicas(**options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
+def replica_count(**options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
     return serializers.IntegerField(min_value=0, max_value=MAX_REPLICAS, **options)
 
 
@@ -143,7 +149,7 @@ class DeploymentRequestSerializer(StrictSerializer):
 
     name = serializers.SlugField(max_length=60)
     model = serializers.UUIDField()
-    replicas = _replicas()
+    replicas = replica_count()
     engine = serializers.CharField(max_length=32, help_text="Such as `torch`; nodes list what they have.")
     engine_options = serializers.DictField(child=EngineOptionField(), required=False, default=dict)
     served_name = serializers.CharField(max_length=120, required=False, default="", allow_blank=True)
@@ -155,7 +161,14 @@ class DeploymentRequestSerializer(StrictSerializer):
         min_value=1, max_value=1024, required=False, default=1
     )
     drain_seconds = _seconds(default=60)
-    start_seconds = _seconds(default=300)
+    start_seconds = _seconds(default=0, help_text="0: computed from the size of the weights.")
+    stall_seconds = _seconds(
+        default=60, help_text="Requests run and no token comes for so long: restarted. 0: never."
+    )
+    standbys = replica_count(required=False, default=0, help_text="Started and loaded, outside routing.")
+    drain_slow = serializers.BooleanField(
+        required=False, default=False, help_text="Replace replicas that stay slower than their peers."
+    )
 
     def validate_engine_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Refuse names that no store could keep."""
@@ -167,61 +180,16 @@ class DeploymentRequestSerializer(StrictSerializer):
 class DeploymentChangeSerializer(StrictSerializer):
     """Asks to change a deployment."""
 
-    replicas = _replicas(required=False)
+    replicas = replica_count(required=False)
     nodes = _nodes()
     drain_seconds = _seconds()
-    start_seconds = _seconds()
+    start_seconds = _seconds(help_text="0: computed from the size of the weights.")
+    stall_seconds = _seconds()
+    standbys = replica_count(required=False)
+    drain_slow = serializers.BooleanField(required=False)
     generation = serializers.IntegerField(
         min_value=1, max_value=(1 << 63) - 1, required=False, help_text="The one you read; or use If-Match."
     )
-
-
-class PlanRequestSerializer(StrictSerializer):
-    """Asks what a number of replicas would mean."""
-
-    replicas = _replicas()
-
-
-class PlanStepSerializer(serializers.Serializer[Step]):
-    """One step that the controllers would take now, and why."""
-
-    action = serializers.ChoiceField(choices=["create", "place", "wait", "drain", "stop", "cancel", "finish"])
-    why = serializers.CharField()
-    count = serializers.IntegerField(required=False, help_text="Of `create`.")
-    replica = serializers.UUIDField(required=False)
-    node = serializers.UUIDField(required=False, help_text="Of `place`.")
-    node_name = serializers.CharField(required=False)
-    accelerators = serializers.ListField(child=serializers.CharField(), required=False)
-
-    def to_representation(self, instance: Step) -> dict[str, Any]:
-        """Return the step as flat JSON."""
-        match instance:
-            case Create(count=count, why=why):
-                return {"action": "create", "why": why, "count": count}
-            case Place(replica_id=replica, placement=to):
-                return {
-                    "action": "place",
-                    "why": to.why,
-                    "replica": replica,
-                    "node": to.node_id,
-                    "node_name": to.node_name,
-                    "accelerators": list(to.accelerator_uuids),
-                }
-            case Wait(replica_id=replica, why=why):
-                return {"action": "wait", "why": why, "replica": replica}
-            case LetGo(replica_id=replica, event=event, why=why):
-                return {"action": event, "why": why, "replica": replica}
-            case FinishDeletion(why=why):
-                return {"action": "finish", "why": why}
-
-
-class PlanSerializer(serializers.Serializer[dict[str, Any]]):
-    """A plan that is shown and not carried out."""
-
-    deployment = serializers.UUIDField()
-    generation = serializers.IntegerField(help_text="Of the deployment when the plan was made.")
-    replicas = serializers.IntegerField()
-    steps = PlanStepSerializer(many=True)
 
 
 class ReplicaSerializer(serializers.ModelSerializer[Replica]):
@@ -246,6 +214,8 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "node_name",
             "accelerators",
             "memory_bytes",
+            "role",
+            "replaces",
             "wanted",
             "generation",
             "observed_generation",
@@ -260,8 +230,13 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "exit_signal",
             "exit_after_seconds",
             "unroutable_reason",
+            "held_by_pids",
+            "held_since",
+            "slow_since",
+            "slow_reason",
             "status",
             "reason",
+            "healing_note",
             "status_changed_at",
             "created_at",
             "ready_at",

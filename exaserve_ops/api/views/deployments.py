@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -19,19 +20,19 @@ from exaserve_ops.api.errors import PreconditionRequiredError
 from exaserve_ops.api.filters import DeploymentFilter
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.preconditions import if_match, precondition, stamp
+from exaserve_ops.api.serializers.plans import PlanRequestSerializer, PlanSerializer, SpreadSerializer
 from exaserve_ops.api.serializers.serving import (
     DeploymentChangeSerializer,
     DeploymentRequestSerializer,
     DeploymentSerializer,
-    PlanRequestSerializer,
-    PlanSerializer,
 )
 from exaserve_ops.api.views.base import ReadableViewSet
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
-from exaserve_ops.serving.domain.reconcile import plan_deployment
+from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot, make_plan
+from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment
-from exaserve_ops.serving.selectors import deployment_snapshot, deployments_with_counts
+from exaserve_ops.serving.selectors import deployment_snapshot, deployments_with_counts, node_rooms
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
     create_deployment,
@@ -59,6 +60,8 @@ class DeploymentViewSet(ReadableViewSet[Deployment]):
         "partial_update": "serving.change_deployment",
         "destroy": "serving.delete_deployment",
         "plan": "serving.view_deployment",
+        "plan_for": "serving.view_deployment",
+        "spread": "serving.view_deployment",
     }
 
     def get_queryset(self) -> QuerySet[Deployment]:
@@ -113,24 +116,46 @@ class DeploymentViewSet(ReadableViewSet[Deployment]):
             )
         return self._answer(pk, status.HTTP_202_ACCEPTED)
 
-    @extend_schema(request=PlanRequestSerializer, responses=PlanSerializer)
-    @action(detail=True, methods=["post"])
+    @extend_schema(responses=PlanSerializer)
+    @action(detail=True, methods=["get"])
     def plan(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Say what the controllers do now, why, and what they wait for."""
+        now = clock.now()
+        return self._plan(self._snapshot(now), now)
+
+    @extend_schema(request=PlanRequestSerializer, responses=PlanSerializer)
+    @plan.mapping.post
+    def plan_for(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """Say what the controllers would do at once for this number of replicas. Changes nothing."""
         body = self.read_body(PlanRequestSerializer)
+        now = clock.now()
+        return self._plan(replace(self._snapshot(now), replicas_wanted=body["replicas"]), now)
+
+    @extend_schema(responses=SpreadSerializer)
+    @action(detail=True, methods=["get"])
+    def spread(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Say what the loss of each failure domain would cost."""
+        nodes = node_rooms(self.get_object().pk, now=clock.now())
+        return Response(SpreadSerializer(view_spread(nodes)).data)
+
+    def _snapshot(self, now: datetime) -> DeploymentSnapshot:
         deployment = self.get_object()
-        active = active_sessions_by_replica(pk, now=clock.now())
-        snapshot = deployment_snapshot(pk, active_sessions=active)
+        active = active_sessions_by_replica(deployment.pk, now=now)
+        snapshot = deployment_snapshot(deployment.pk, active_sessions=active, now=now)
         if snapshot is None:
             raise ConflictError(f"deployment '{deployment.name}' is {deployment.status}")
-        steps = plan_deployment(replace(snapshot, replicas_wanted=body["replicas"]), now=clock.now())
-        plan = {
-            "deployment": pk,
-            "generation": deployment.generation,
-            "replicas": body["replicas"],
-            "steps": steps,
+        return snapshot
+
+    def _plan(self, snapshot: DeploymentSnapshot, now: datetime) -> Response:
+        plan = make_plan(snapshot, now=now)
+        body = {
+            "deployment": snapshot.id,
+            "generation": self.get_object().generation,
+            "replicas": snapshot.replicas_wanted,
+            "steps": plan.steps,
+            "waiting": plan.waiting,
         }
-        return Response(PlanSerializer(plan).data)
+        return Response(PlanSerializer(body).data)
 
     def _answer(self, pk: UUID, code: int) -> Response:
         data: dict[str, Any] = dict(DeploymentSerializer(self.get_queryset().get(pk=pk)).data)

@@ -71,6 +71,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     if found is None:
         found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
         found.ready_count = found.kept_count = found.failed_count = 0
+        found.standby_ready_count = found.standby_kept_count = 0
     replicas = replicas_with_places().filter(deployment=deployment_id)
     live = replicas.exclude(status=states.STOPPED)
     context = {
@@ -189,8 +190,9 @@ def _scale_page(
 
 
 def _snapshot(found: Deployment) -> DeploymentSnapshot:
-    counts = active_sessions(found.pk, now=clock.now())
-    snapshot = deployment_snapshot(found.pk, active_sessions=counts)
+    now = clock.now()
+    counts = active_sessions(found.pk, now=now)
+    snapshot = deployment_snapshot(found.pk, active_sessions=counts, now=now)
     if snapshot is None:
         raise Http404(f"{found.name} is deleted")
     return snapshot

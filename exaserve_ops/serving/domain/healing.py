@@ -29,7 +29,7 @@ FAILED = "failed"
 HELD = "held"
 SLOW = "slow"
 
-_LIMITED = frozenset({FAILED, HELD, SLOW})
+LIMITED_CAUSES = frozenset({FAILED, HELD, SLOW})
 """Causes that may lie in the replica itself: replacing without end would only spread the trouble."""
 
 
@@ -181,7 +181,7 @@ class _Budget:
     def refusal(self, replica: ReplicaFacts, ailment: Ailment) -> str:
         """Why this one must wait; empty where it need not."""
         healing, wanted = self.snapshot.healing, self.snapshot.replicas_wanted
-        if ailment.cause in _LIMITED:
+        if ailment.cause in LIMITED_CAUSES:
             failed = sorted({name for _, name in healing.failed_nodes})
             if len(failed) >= healing.policy.failed_nodes_limit:
                 return (
@@ -200,7 +200,7 @@ class _Budget:
         """Count a replacement."""
         self.doubled += _runs(replica)
         self.slow += ailment.cause == SLOW
-        self.recent += ailment.cause in _LIMITED
+        self.recent += ailment.cause in LIMITED_CAUSES
 
 
 def release(replica: ReplicaFacts, why: str) -> LetGo:

@@ -67,6 +67,10 @@ class ObservedReplica:
     active_requests: int | None = None
     last_exit: ObservedExit | None = None
     load: ReplicaLoad | None = None
+    stalled: bool = False
+    """Requests ran and no token came; its agent restarts it."""
+    held_by_pids: tuple[int, ...] = ()
+    """Processes that hold the memory that it waits for."""
 
     @property
     def event(self) -> str:
@@ -92,3 +96,5 @@ class WantedReplica:
     memory_bytes: int = 0
     drain_seconds: float = 60.0
     start_seconds: float = 300.0
+    stall_seconds: float = 60.0
+    """Requests run and no token comes for so long: restart it. 0: never."""

@@ -7,6 +7,12 @@ from dataclasses import dataclass
 from exaserve_ops.serving.domain.facts import SERVING
 from exaserve_ops.serving.domain.placement import Placement
 
+ACTIONS = (
+    *("create", "place", "wait", "drain", "stop", "cancel", "finish"),
+    *("promote", "replace", "hold", "quarantine"),
+)
+"""What steps are called where they are shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Create:

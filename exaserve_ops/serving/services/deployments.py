@@ -17,12 +17,16 @@ from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.models import Deployment, Model
 
 MAX_REPLICAS = 100_000
+LEAST_START_SECONDS = 300
+SLOW_READ_BYTES_PER_SECOND = 100 << 20
+_PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow")
+CHANGEABLE = frozenset({*_PLAIN, "start_seconds", "nodes"})
 _ENGINE_OPTION_TYPES = (str, int, float, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentWish:
-    """What somebody asks for. Zero memory: computed from the model."""
+    """What somebody asks for. Zero memory or start time: computed from the model."""
 
     name: str
     model_id: UUID
@@ -34,7 +38,10 @@ class DeploymentWish:
     replica_memory_bytes: int = 0
     accelerators_per_replica: int = 1
     drain_seconds: int = 60
-    start_seconds: int = 300
+    start_seconds: int = 0
+    stall_seconds: int = 60
+    standbys: int = 0
+    drain_slow: bool = False
 
 
 @transaction.atomic
@@ -44,6 +51,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     if model is None:
         raise InvalidInputError("model", "no such model is registered")
     _check_replicas(wish.replicas)
+    _check_replicas(wish.standbys, "standbys")
     _check_options(wish.engine_options)
     if wish.accelerators_per_replica < 1:
         raise InvalidInputError("accelerators_per_replica", "must be at least 1")
@@ -60,7 +68,10 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
                 accelerators_per_replica=wish.accelerators_per_replica,
                 placement={"nodes": list(wish.nodes)} if wish.nodes else {},
                 drain_seconds=wish.drain_seconds,
-                start_seconds=wish.start_seconds,
+                start_seconds=wish.start_seconds or default_start_seconds(model),
+                stall_seconds=wish.stall_seconds,
+                standbys=wish.standbys,
+                drain_slow=wish.drain_slow,
                 created_at=now,
                 updated_at=now,
             )
@@ -105,28 +116,28 @@ def update_deployment(
     now: datetime,
     expected_generation: int | None = None,
 ) -> Deployment:
-    """Change `replicas`, `drain_seconds`, `start_seconds` or `nodes` in one step.
+    """Change what `CHANGEABLE` names, in one step.
 
     Raises `InvalidInputError` for other fields (a new model or other engine options are another
     deployment) and `ConflictError` as `scale_deployment` does.
     """
-    allowed = {"replicas", "drain_seconds", "start_seconds", "nodes"}
     for name in changes:
-        if name not in allowed:
-            raise InvalidInputError(name, f"cannot be changed; what can: {', '.join(sorted(allowed))}")
+        if name not in CHANGEABLE:
+            raise InvalidInputError(name, f"cannot be changed; what can: {', '.join(sorted(CHANGEABLE))}")
+    for name in {"replicas", "standbys"} & changes.keys():
+        _check_replicas(changes[name], name)
     deployment = _lock(deployment_id, expected_generation)
     before = _wish_of(deployment)
-    if "replicas" in changes:
-        _check_replicas(changes["replicas"])
-        deployment.replicas = changes["replicas"]
-    deployment.drain_seconds = changes.get("drain_seconds", deployment.drain_seconds)
-    deployment.start_seconds = changes.get("start_seconds", deployment.start_seconds)
+    for name in _PLAIN:
+        setattr(deployment, name, changes.get(name, getattr(deployment, name)))
+    if "start_seconds" in changes:
+        deployment.start_seconds = changes["start_seconds"] or default_start_seconds(deployment.model)
     if "nodes" in changes:
         deployment.placement = {"nodes": list(changes["nodes"])} if changes["nodes"] else {}
     after = _wish_of(deployment)
     if after == before:
         return deployment
-    _raise_generation(deployment, now, ["replicas", "drain_seconds", "start_seconds", "placement"])
+    _raise_generation(deployment, now, [*_PLAIN, "start_seconds", "placement"])
     changed = ", ".join(f"{k} {before[k]} to {after[k]}" for k in after if after[k] != before[k])
     _record(deployment, "changed", actor, now, changed)
     return deployment
@@ -192,16 +203,21 @@ def _check_generation(deployment: Deployment, expected: int | None) -> None:
         )
 
 
-def _check_replicas(replicas: object) -> None:
+def _check_replicas(replicas: object, name: str = "replicas") -> None:
     whole = isinstance(replicas, int) and not isinstance(replicas, bool)
     if not whole or not 0 <= replicas <= MAX_REPLICAS:  # type: ignore[operator]  # whole: an int
-        raise InvalidInputError("replicas", f"give a whole number from 0 to {MAX_REPLICAS:,}")
+        raise InvalidInputError(name, f"give a whole number from 0 to {MAX_REPLICAS:,}")
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if not isinstance(value, _ENGINE_OPTION_TYPES):
             raise InvalidInputError(f"engine_options.{name}", "give text, a number, true or false")
+
+
+def default_start_seconds(model: Model) -> int:
+    """Five minutes, and time to read the weights from a slow disk or a busy share."""
+    return LEAST_START_SECONDS + model.weights_bytes // SLOW_READ_BYTES_PER_SECOND
 
 
 def _default_memory_bytes(model: Model) -> int:
@@ -230,8 +246,7 @@ def _record(deployment: Deployment, event: str, actor: str, now: datetime, reaso
 
 def _wish_of(deployment: Deployment) -> dict[str, Any]:
     return {
-        "replicas": deployment.replicas,
-        "drain_seconds": deployment.drain_seconds,
+        **{name: getattr(deployment, name) for name in _PLAIN},
         "start_seconds": deployment.start_seconds,
         "nodes": deployment.placement.get("nodes", []),
     }

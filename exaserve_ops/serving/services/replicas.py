@@ -25,7 +25,15 @@ _WANTED_AFTER = {
 
 
 @transaction.atomic
-def create_replicas(deployment_id: UUID, count: int, *, why: str, actor: str, now: datetime) -> list[Replica]:
+def create_replicas(
+    deployment_id: UUID,
+    count: int,
+    *,
+    why: str,
+    actor: str,
+    now: datetime,
+    role: str = Replica.Role.SERVING,
+) -> list[Replica]:
     """Make new replicas, each with a name that was never used before."""
     deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
     first = deployment.next_ordinal
@@ -37,6 +45,7 @@ def create_replicas(deployment_id: UUID, count: int, *, why: str, actor: str, no
             name=f"{deployment.name}-{marker}-{ordinal}",
             deployment=deployment,
             memory_bytes=deployment.replica_memory_bytes,
+            role=role,
             created_at=now,
             status_changed_at=now,
             reason=why,
@@ -85,9 +94,10 @@ def let_go_replica(replica_id: UUID, event: str, *, why: str, actor: str, now: d
     replica = Replica.objects.select_for_update(of=("self",)).select_related("deployment").get(pk=replica_id)
     replica.wanted = _WANTED_AFTER[event]
     replica.generation += 1
+    replica.healing_note = ""
     if event == "drain":
         replica.drain_deadline_at = now + timedelta(seconds=replica.deployment.drain_seconds)
-    replica.save(update_fields=["wanted", "generation", "drain_deadline_at"])
+    replica.save(update_fields=["wanted", "generation", "healing_note", "drain_deadline_at"])
     return advance_replica(replica_id, event, reason=why, actor=actor, now=now)
 
 
@@ -100,6 +110,7 @@ def replace_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
     replica = Replica.objects.select_for_update().get(pk=replica_id)
     if replica.wanted != Replica.Wanted.RUN:
         raise ConflictError(f"replica {replica.name} is {replica.status} already")
+    _forgive(replica)
     event = {states.PENDING: "cancel", states.READY: "drain"}.get(replica.status, "stop")
     return let_go_replica(replica_id, event, why=why, actor=actor, now=now)
 
@@ -115,6 +126,7 @@ def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
         raise ConflictError(f"replica {replica.name} is {replica.status}; only a failed one restarts")
     replica.generation += 1
     replica.save(update_fields=["generation"])
+    _forgive(replica)
     record_event(
         subject_of(replica),
         "restarted",
@@ -124,6 +136,7 @@ def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
         generation=replica.generation,
     )
     ring("node", replica.node_id)
+    ring("deployment", replica.deployment_id)
     return replica
 
 
@@ -142,11 +155,15 @@ def record_observation(
     _record_exit(replica, observed, actor=actor, now=now)
     _take_over(replica, observed, now)
     replica.save()
-    if REPLICA.allows(replica.status, observed.event):
+    event = _event_of(observed, replica)
+    if observed.stalled and REPLICA.allows(replica.status, event):
+        subject = subject_of(replica)
+        record_event(subject, "stalled", actor=actor, now=now, reason=observed.reason)
+    if REPLICA.allows(replica.status, event):
         # Why it was let go stands until the end; any other old reason was about the status before.
         ending = replica.wanted != Replica.Wanted.RUN
         reason = observed.reason or (replica.reason if ending else "")
-        return advance_replica(replica.pk, observed.event, reason=reason, actor=actor, now=now)
+        return advance_replica(replica.pk, event, reason=reason, actor=actor, now=now)
     if observed.reason and replica.reason != observed.reason:
         replica.reason = observed.reason
         replica.save(update_fields=["reason"])
@@ -190,8 +207,13 @@ def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, no
     replica.status_changed_at = now
     if replica.status == states.READY:
         replica.ready_at = now
+    else:
+        replica.slow_since, replica.slow_reason = None, ""
+    if replica.status == states.FAILED:
+        replica.failed_at = now
     if replica.status == states.STOPPED:
         replica.stopped_at, replica.pid, replica.address = now, None, ""
+        replica.held_since, replica.held_by_pids = None, []
     replica.save()
     record_event(
         subject_of(replica),
@@ -211,6 +233,18 @@ def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, no
 def subject_of(replica: Replica) -> Subject:
     """Return the audit subject of a replica."""
     return Subject("replica", str(replica.pk), replica.name)
+
+
+def _forgive(replica: Replica) -> None:
+    """A person took it in hand: its failure says nothing about its node any more."""
+    Replica.objects.filter(pk=replica.pk).update(failed_at=None, healing_note="")
+
+
+def _event_of(observed: ObservedReplica, replica: Replica) -> str:
+    """The lifecycle event of a sighting. One that is wanted and being ended is about to start again."""
+    if replica.wanted == Replica.Wanted.RUN and observed.state in {states.STOPPING, states.DRAINING}:
+        return "seen_backing_off"
+    return observed.event
 
 
 def _record_exit(replica: Replica, observed: ObservedReplica, *, actor: str, now: datetime) -> None:
@@ -241,6 +275,11 @@ def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> No
     replica.address = observed.address
     replica.ports = list(observed.ports)
     replica.start_took_seconds = observed.start_took_seconds
+    replica.held_by_pids = list(observed.held_by_pids)
+    if not observed.held_by_pids:
+        replica.held_since = None
+    elif replica.held_since is None:
+        replica.held_since = now
     if moved:
         replica.unroutable_reason = ""
         if replica.status == states.READY and observed.address:

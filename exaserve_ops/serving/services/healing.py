@@ -1,0 +1,88 @@
+"""Writing of what healing decided: promotions, replacements, and what it waits for."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from django.db import transaction
+
+from exaserve_ops.audit.services import record_event
+from exaserve_ops.lib.errors import ConflictError
+from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.placement import Placement
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.services.replicas import create_replicas, place_replica, subject_of
+
+
+@transaction.atomic
+def promote_standby(standby_id: UUID, *, instead_of: UUID, why: str, actor: str, now: datetime) -> Replica:
+    """Let a ready standby serve in place of a replica that does not; that one becomes the standby.
+
+    Raises `ConflictError` where either of them is no longer what the plan saw.
+    """
+    locked = Replica.objects.select_for_update().filter(pk__in=(standby_id, instead_of)).order_by("pk")
+    rows = {row.pk: row for row in locked}
+    standby, absent = rows[standby_id], rows[instead_of]
+    ready = standby.role == Replica.Role.STANDBY and standby.status == states.READY
+    if not ready or standby.wanted != Replica.Wanted.RUN:
+        raise ConflictError(f"{standby.name} is no ready standby any more")
+    if absent.role != Replica.Role.SERVING or absent.status == states.READY:
+        raise ConflictError(f"{absent.name} serves, or is replaced already")
+    standby.role, absent.role = Replica.Role.SERVING, Replica.Role.STANDBY
+    standby.save(update_fields=["role"])
+    absent.save(update_fields=["role"])
+    record_event(subject_of(standby), "promoted", actor=actor, now=now, reason=why)
+    stood_down = f"{standby.name} serves in its place"
+    record_event(subject_of(absent), "stood_down", actor=actor, now=now, reason=stood_down)
+    ring("routes", standby.pk)
+    ring("deployment", standby.deployment_id)
+    return standby
+
+
+@transaction.atomic
+def make_replacement(
+    replica_id: UUID, placement: Placement, *, cause: str, why: str, actor: str, now: datetime
+) -> Replica:
+    """Make and place one replica that takes the place of another, once: a second call finds the first.
+
+    Raises `ConflictError` where the old one is being let go already.
+    """
+    old = Replica.objects.select_for_update().get(pk=replica_id)
+    if old.wanted != Replica.Wanted.RUN:
+        raise ConflictError(f"replica {old.name} is {old.status} already")
+    known = old.replacements.filter(wanted=Replica.Wanted.RUN).exclude(status=states.STOPPED).first()
+    if known is not None:
+        return known
+    [made] = create_replicas(old.deployment_id, 1, why=why, actor=actor, now=now, role=old.role)
+    made.replaces, made.made_for = old, cause
+    made.save(update_fields=["replaces", "made_for"])
+    record_event(subject_of(old), "replaced", actor=actor, now=now, reason=f"{cause}: by {made.name}")
+    return place_replica(made.pk, placement, actor=actor, now=now)
+
+
+@transaction.atomic
+def record_hold(replica_id: UUID, why: str, *, actor: str, now: datetime) -> None:
+    """Say why a replica is not healed now, or with empty text that this is over; one event a change."""
+    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    if replica.healing_note == why[:1000]:
+        return
+    replica.healing_note = why[:1000]
+    replica.save(update_fields=["healing_note"])
+    if why:
+        record_event(subject_of(replica), "healing_waits", actor=actor, now=now, reason=why)
+
+
+@transaction.atomic
+def record_slowness(replica_id: UUID, reason: str, *, actor: str, now: datetime) -> None:
+    """Mark a ready replica as slower than its peers, or with empty text as no longer so."""
+    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    slow = bool(reason) and replica.status == states.READY
+    if slow == (replica.slow_since is not None):
+        return  # the figures move all the time; the verdict is what is recorded
+    replica.slow_since, replica.slow_reason = (now, reason[:500]) if slow else (None, "")
+    replica.save(update_fields=["slow_since", "slow_reason"])
+    event = "slow" if slow else "slow_over"
+    record_event(subject_of(replica), event, actor=actor, now=now, reason=reason)
+    ring("deployment", replica.deployment_id)
