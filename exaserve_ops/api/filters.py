@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from uuid import UUID
 
 from django.db.models import Model, QuerySet
 from django_filters import rest_framework as filters
@@ -12,6 +13,8 @@ from rest_framework.views import APIView
 
 from exaserve_ops.access.models import ApiKey
 from exaserve_ops.audit.models import Event
+from exaserve_ops.health.domain.incident import INCIDENT
+from exaserve_ops.health.models import Incident
 from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node, NodeInstallation, SshHostKey
@@ -38,7 +41,7 @@ class NodeFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is 
 
     class Meta:
         model = Node
-        fields: ClassVar[list[str]] = ["liveness", "cordoned", "simulated", "name", "rack"]
+        fields: ClassVar[list[str]] = ["liveness", "cordoned", "drain_status", "simulated", "name", "rack"]
 
 
 class AcceleratorFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
@@ -160,6 +163,20 @@ class EventFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is
     class Meta:
         model = Event
         fields: ClassVar[list[str]] = ["subject_kind", "subject_id", "event", "actor"]
+
+
+class IncidentFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?status=open&kind=mass_silence`."""
+
+    status = filters.MultipleChoiceFilter(choices=INCIDENT.choices)
+    node = filters.UUIDFilter(field_name="node_ids", lookup_expr="contains", method="_with_node")
+
+    class Meta:
+        model = Incident
+        fields: ClassVar[list[str]] = ["status", "kind", "scope", "node"]
+
+    def _with_node(self, queryset: QuerySet[Incident], _name: str, node_id: UUID) -> QuerySet[Incident]:
+        return queryset.filter(node_ids__contains=[node_id])
 
 
 class ApiKeyFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

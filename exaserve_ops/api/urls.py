@@ -7,6 +7,7 @@ from rest_framework.routers import SimpleRouter
 
 from exaserve_ops.api.views.agent import JoinView
 from exaserve_ops.api.views.deployments import DeploymentViewSet
+from exaserve_ops.api.views.incidents import IncidentViewSet
 from exaserve_ops.api.views.installations import InstallationViewSet, SshHostKeyViewSet
 from exaserve_ops.api.views.inventory import AcceleratorViewSet, JoinTokenViewSet, NodeViewSet
 from exaserve_ops.api.views.keys import ApiKeyViewSet
@@ -25,6 +26,7 @@ _router.register("models", ModelViewSet, basename="api-model")
 _router.register("deployments", DeploymentViewSet, basename="api-deployment")
 _router.register("replicas", ReplicaViewSet, basename="api-replica")
 _router.register("sessions", SessionViewSet, basename="api-session")
+_router.register("incidents", IncidentViewSet, basename="api-incident")
 _router.register("events", EventViewSet, basename="api-event")
 _router.register("keys", ApiKeyViewSet, basename="api-key")
 

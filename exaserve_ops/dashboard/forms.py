@@ -82,6 +82,13 @@ class DeleteForm(forms.Form):
     reason = forms.CharField(max_length=300, label="Why")
 
 
+class DrainForm(forms.Form):
+    """The emptying of a node."""
+
+    reason = forms.CharField(max_length=500)
+    minutes = forms.IntegerField(min_value=0, max_value=7 * 24 * 60)
+
+
 class ModelForm(forms.Form):
     """A model to register."""
 

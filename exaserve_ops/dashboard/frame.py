@@ -9,7 +9,7 @@ from django.conf import settings
 from django.http import HttpRequest
 from django.utils.functional import SimpleLazyObject
 
-from exaserve_ops.dashboard.problems import count_problems
+from exaserve_ops.dashboard.problems import count_open_problems
 
 THEMES = ("light", "dark")
 THEME_COOKIE = "theme"
@@ -29,7 +29,13 @@ class RailItem:
 
 RAIL = (
     RailItem("fleet", "fleet", "Fleet", "inventory.view_node"),
-    RailItem("nodes", "node", "Nodes", "inventory.view_node", ("node", "cordon")),
+    RailItem(
+        "nodes",
+        "node",
+        "Nodes",
+        "inventory.view_node",
+        ("node", "cordon", "node_join", "installations", "installation", "installation_new"),
+    ),
     RailItem(
         "deployments",
         "deployment",
@@ -40,6 +46,7 @@ RAIL = (
     RailItem("replicas", "replica", "Replicas", "serving.view_replica", ("replica",)),
     RailItem("sessions", "session", "Sessions", "inference_sessions.view_inferencesession", ("session",)),
     RailItem("models", "model", "Models", "serving.view_model", ("model", "model_new")),
+    RailItem("incidents", "alert", "Incidents", "health.view_incident", ("incident",)),
     RailItem("events", "event", "Events", "audit.view_event"),
     RailItem("keys", "key", "Keys", "access.view_apikey"),
 )
@@ -56,6 +63,6 @@ def page_frame(request: HttpRequest) -> dict[str, Any]:
         "base_path": settings.FORCE_SCRIPT_NAME or "",
         "rail": [item for item in RAIL if user.has_perm(item.permission)],
         "here": match.view_name if match else "",
-        "problem_count": SimpleLazyObject(lambda: sum(count_problems())),
+        "problem_count": SimpleLazyObject(count_open_problems),
         "debug": settings.DEBUG,
     }

@@ -9,6 +9,9 @@ from datetime import datetime
 from django.db.models import Q
 from django.urls import reverse
 
+from exaserve_ops.health.domain import incident
+from exaserve_ops.health.models import Incident
+from exaserve_ops.health.selectors import open_incidents
 from exaserve_ops.inventory.domain import liveness
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.domain import lifecycle as states
@@ -18,7 +21,7 @@ MAX_SHOWN = 12
 DEGRADED = "degraded"
 """Word for a node whose heartbeats arrive while a part of its agent stands still."""
 PROBLEM_EVENTS = (
-    "missed", "lost", "node_lost", "seen_failed", "seen_backing_off", "exited", "degraded", "waits",
+    "opened", "missed", "lost", "node_lost", "seen_failed", "seen_backing_off", "exited", "degraded", "waits",
 )  # fmt: skip
 """Events that the bell's page shows."""
 
@@ -27,6 +30,7 @@ _BAD_REPLICA = Q(status__in=[states.FAILED, states.BACKING_OFF, states.PENDING])
     Q(status=states.READY) & ~Q(unroutable_reason="")
 )
 _DOING = {
+    incident.OPEN: "Nobody is declared dead, healing waits: until reports return or you decide it there.",
     liveness.DEAD: "Its replicas take no requests; they are taken back when it reports again.",
     liveness.SUSPECT: "Watched; one more missed heartbeat and it counts as dead.",
     states.FAILED: "Nothing more: restart or replace it, or change the deployment.",
@@ -50,24 +54,42 @@ class Problem:
 
 
 def open_problems() -> list[Problem]:
-    """The worst first, `MAX_SHOWN` of each kind at most. Two queries."""
+    """The worst first, `MAX_SHOWN` of each kind at most. Three queries."""
     nodes = Node.objects.filter(_BAD_NODE).order_by("-liveness_changed_at")[:MAX_SHOWN]
     replicas = Replica.objects.filter(_BAD_REPLICA).order_by("-status_changed_at")[:MAX_SHOWN]
-    problems = [*map(_of_node, nodes), *map(_of_replica, replicas)]
-    order = {liveness.DEAD: 0, states.FAILED: 1, liveness.SUSPECT: 2}
-    return sorted(problems, key=lambda p: (order.get(p.status, 3), -p.since.timestamp()))
+    incidents = open_incidents()[:MAX_SHOWN]
+    problems = [*map(_of_incident, incidents), *map(_of_node, nodes), *map(_of_replica, replicas)]
+    order = {incident.OPEN: 0, liveness.DEAD: 1, states.FAILED: 2, liveness.SUSPECT: 3}
+    return sorted(problems, key=lambda p: (order.get(p.status, 4), -p.since.timestamp()))
 
 
 def count_problems() -> tuple[int, int]:
-    """How many nodes are dead and how many replicas failed: what the bell counts. Two short queries."""
+    """How many nodes are dead and how many replicas failed. Two short queries."""
     dead = Node.objects.filter(liveness=liveness.DEAD).count()
     return dead, Replica.objects.filter(status=states.FAILED).count()
+
+
+def count_open_problems() -> int:
+    """What the bell counts: open incidents, dead nodes and failed replicas. Three short queries."""
+    return open_incidents().count() + sum(count_problems())
 
 
 def title_state(parts: Sequence[tuple[int, str]], page: str) -> str:
     """Write a title that says the state: `1 dead · Fleet`."""
     said = [f"{count} {word}" for count, word in parts if count]
     return " · ".join([*said, page])
+
+
+def _of_incident(found: Incident) -> Problem:
+    return Problem(
+        kind="incident",
+        name=str(found),
+        url=reverse("incident", args=[found.pk]),
+        status=found.status,
+        since=found.opened_at,
+        cause=found.evidence,
+        doing=_DOING[incident.OPEN],
+    )
 
 
 def _of_node(node: Node) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,6 +13,7 @@ from django.http import QueryDict
 from exaserve_ops.audit.models import Event
 from exaserve_ops.audit.selectors import events_of
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.sessions.models import InferenceSession
@@ -28,6 +30,29 @@ def nodes_with_counts() -> QuerySet[Node]:
         replica_count=Count("replicas", live, distinct=True),
         ready_count=Count("replicas", Q(replicas__status=states.READY), distinct=True),
         accelerator_count=Count("accelerators", distinct=True),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DrainProgress:
+    """How far the draining of a node is."""
+
+    left: int
+    """Replicas that are still here, those on the way out included."""
+    leaving: int
+    is_over: bool
+    """Whether the deadline has passed."""
+
+
+def drain_of(node: Node) -> DrainProgress:
+    """How far the draining of a node is, in one query."""
+    here = Replica.objects.filter(node=node).exclude(status=states.STOPPED)
+    counts = here.aggregate(
+        left=Count("pk"), leaving=Count("pk", filter=Q(status__in=(states.DRAINING, states.STOPPING)))
+    )
+    deadline = node.drain_deadline_at
+    return DrainProgress(
+        counts["left"], counts["leaving"], is_over=deadline is not None and deadline <= clock.now()
     )
 
 

@@ -9,12 +9,16 @@ import math
 from dataclasses import dataclass
 from datetime import timedelta
 
+from exaserve_ops.health.domain.incident import INCIDENT
+from exaserve_ops.inventory.domain.drain import NODE_DRAIN
+from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 
 THIN_SPACE = "\u202f"
 MISSING = "\u2013"
+CLOCK_OFF_SECONDS = 120.0
 _HUNDRED = 100
 _TEN = 10
 
@@ -36,6 +40,25 @@ _LOOKS = {
         "suspect": ("warn", "triangle"),
         "dead": ("bad", "cross"),
         "degraded": ("warn", "triangle"),
+        "retired": ("idle", "bar"),
+    },
+    "installation": {
+        "new": ("busy", "half"),
+        "confirming": ("warn", "triangle"),
+        "queued": ("idle", "ring"),
+        "working": ("busy", "half"),
+        "installed": ("good", "circle"),
+        "failed": ("bad", "cross"),
+        "removed": ("idle", "bar"),
+        "abandoned": ("idle", "bar"),
+    },
+    "step": {
+        "waiting": ("idle", "ring"),
+        "running": ("busy", "half"),
+        "done": ("good", "circle"),
+        "warning": ("warn", "triangle"),
+        "failed": ("bad", "cross"),
+        "interrupted": ("warn", "bar"),
     },
     "replica": {
         "pending": ("idle", "ring"),
@@ -50,6 +73,17 @@ _LOOKS = {
         "stopping": ("idle", "down"),
         "stopped": ("idle", "bar"),
     },
+    "incident": {
+        "open": ("warn", "triangle"),
+        "resolved": ("good", "circle"),
+        "confirmed": ("bad", "cross"),
+        "dismissed": ("idle", "bar"),
+    },
+    "drain": {
+        "none": ("idle", "ring"),
+        "draining": ("busy", "down"),
+        "drained": ("idle", "bar"),
+    },
     "deployment": {
         "active": ("good", "circle"),
         "deleting": ("warn", "down"),
@@ -58,8 +92,11 @@ _LOOKS = {
 }
 _LIFECYCLES: dict[str, Lifecycle] = {
     "node": NODE_LIVENESS,
+    "installation": INSTALLATION,
     "replica": REPLICA,
     "deployment": DEPLOYMENT,
+    "incident": INCIDENT,
+    "drain": NODE_DRAIN,
 }
 
 
@@ -158,6 +195,11 @@ def metric_value(value: float | None, unit: str) -> str:
     if unit == "seconds":
         return duration(value)
     return number(value)
+
+
+def is_clock_off(skew_seconds: float | None) -> bool:
+    """Whether a node's clock is so far off that people reading its logs should know."""
+    return skew_seconds is not None and abs(skew_seconds) > CLOCK_OFF_SECONDS
 
 
 def _coarse(seconds: int) -> str:

@@ -13,6 +13,7 @@ from pytest_django import DjangoAssertNumQueries
 from exaserve_ops.access.models import ApiKey
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard import urls
+from exaserve_ops.health.services.incidents import open_incident
 from exaserve_ops.inventory.models import JoinToken, Node
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.replicas import advance_replica, create_replicas
@@ -32,6 +33,9 @@ def world(operator: Client) -> dict[str, Any]:  # noqa: ARG001 - opens the datab
     )
     return {
         "node_id": make_node("gpu-1").pk,
+        "incident_id": open_incident(
+            "mass_silence", scope="fleet", node_ids=[], evidence="all at once", actor="test", now=NOW
+        ).pk,
         "deployment_id": deployment.pk,
         "replica_id": replica.pk,
         "model_id": deployment.model_id,
@@ -84,7 +88,8 @@ def test_a_viewer_reads_every_page(viewer: Client, world: dict[str, Any]) -> Non
             continue
         answer = viewer.get(address)
         writes = {"node_join", "node_cordon", "node_uncordon", "key_revoke"}
-        writes |= {"replica_restart", "replica_replace"}
+        writes |= {"replica_restart", "replica_replace", "node_drain", "node_undrain"}
+        writes |= {"incident_confirm", "incident_dismiss"}
         forms = {"deployment_new", "deployment_scale", "deployment_delete", "model_new"}
         expected = 405 if name in writes else 403 if name in forms else 200
         assert answer.status_code == expected, name
@@ -94,6 +99,8 @@ def test_a_viewer_reads_every_page(viewer: Client, world: dict[str, Any]) -> Non
     ("page", "control"),
     [
         ("node", "Cordon"),
+        ("node", "Drain"),
+        ("incident", "Dismiss"),
         ("nodes", "Add a node"),
         ("deployment", "Plan scaling"),
         ("deployments", "New deployment"),

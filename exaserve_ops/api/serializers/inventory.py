@@ -11,6 +11,8 @@ from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
 from exaserve_ops.inventory.selectors import rack_of
 from exaserve_ops.inventory.services.joining import MAX_TOKEN_USES
 
+MAX_DRAIN_SECONDS = 7 * 24 * 3600
+DRAIN_SECONDS = 900
 MAX_TOKEN_SECONDS = 7 * 24 * 3600
 
 
@@ -47,6 +49,10 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "rack",
             "cordoned",
             "cordon_reason",
+            "drain_status",
+            "drain_reason",
+            "drain_deadline_at",
+            "drain_changed_at",
             "hostname",
             "address",
             "agent_version",
@@ -72,6 +78,19 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     def get_rack(self, node: Node) -> str:
         """Name of the rack; empty where none is known."""
         return rack_of(node)
+
+
+class DrainRequestSerializer(StrictSerializer):
+    """Asks for a node to be emptied."""
+
+    reason = serializers.CharField(max_length=500, help_text="Why; shown in the history.")
+    deadline_seconds = serializers.IntegerField(
+        min_value=0,
+        max_value=MAX_DRAIN_SECONDS,
+        required=False,
+        default=DRAIN_SECONDS,
+        help_text="What still runs then is stopped, open requests or not.",
+    )
 
 
 class JoinTokenSerializer(serializers.ModelSerializer[JoinToken]):

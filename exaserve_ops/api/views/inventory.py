@@ -17,6 +17,7 @@ from exaserve_ops.api.filters import AcceleratorFilter, JoinTokenFilter, NodeFil
 from exaserve_ops.api.idempotency import acts_once, acts_once_with_secret
 from exaserve_ops.api.serializers.inventory import (
     AcceleratorSerializer,
+    DrainRequestSerializer,
     JoinTokenRequestSerializer,
     JoinTokenSerializer,
     NewJoinTokenSerializer,
@@ -27,6 +28,7 @@ from exaserve_ops.api.views.base import OpsViewSet, ReadableViewSet, without_sto
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware
 from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
+from exaserve_ops.inventory.services.drain import drain_node, undrain_node
 from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 
@@ -43,6 +45,8 @@ class NodeViewSet(ReadableViewSet[Node]):
         "retrieve": "inventory.view_node",
         "cordon": "inventory.change_node",
         "uncordon": "inventory.change_node",
+        "drain": "inventory.change_node",
+        "undrain": "inventory.change_node",
     }
 
     def get_queryset(self) -> QuerySet[Node]:
@@ -65,6 +69,27 @@ class NodeViewSet(ReadableViewSet[Node]):
         """Let the node take new replicas again."""
         self.read_body(NoBodySerializer)
         uncordon_node(self.get_object().pk, actor=self.actor, now=clock.now())
+        return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(request=DrainRequestSerializer, responses=NodeSerializer)
+    @action(detail=True, methods=["post"])
+    @acts_once
+    def drain(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Cordon the node and have its replicas replaced elsewhere, then let go."""
+        body, now = self.read_body(DrainRequestSerializer), clock.now()
+        deadline_at = now + timedelta(seconds=body["deadline_seconds"])
+        drain_node(
+            self.get_object().pk, reason=body["reason"], deadline_at=deadline_at, actor=self.actor, now=now
+        )
+        return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(request=NoBodySerializer, responses=NodeSerializer)
+    @action(detail=True, methods=["post"])
+    @acts_once
+    def undrain(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Take the node back into use; it is no longer cordoned either."""
+        self.read_body(NoBodySerializer)
+        undrain_node(self.get_object().pk, actor=self.actor, now=clock.now())
         return Response(NodeSerializer(self.get_object()).data)
 
 

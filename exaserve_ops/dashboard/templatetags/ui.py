@@ -41,6 +41,12 @@ def duration(value: Any) -> str:  # noqa: ANN401 - see above
 
 
 @register.filter
+def clock_is_off(skew_seconds: Any) -> bool:  # noqa: ANN401 - see above
+    """Whether a node's clock is off by more than people should have to guess."""
+    return wording.is_clock_off(_or_missing(skew_seconds))
+
+
+@register.filter
 def byte_size(value: Any) -> str:  # noqa: ANN401 - see above
     """Write bytes in binary units."""
     return wording.byte_size(_or_missing(value))

@@ -7,28 +7,32 @@ from uuid import UUID
 
 from django.conf import settings
 from django.contrib import messages
+from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_POST, require_safe
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples
+from exaserve_ops.dashboard.installation_forms import JoinTokenForm
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import (
+    drain_of,
     history_of,
     load_of,
     minutes_of,
     nodes_with_counts,
     replicas_with_places,
 )
-from exaserve_ops.inventory.domain.liveness import DEAD, NODE_LIVENESS, SUSPECT
+from exaserve_ops.inventory.domain.liveness import DEAD, NODE_LIVENESS, RETIRED, SUSPECT
 from exaserve_ops.inventory.models import FailureDomain, Node
-from exaserve_ops.inventory.selectors import rack_of
+from exaserve_ops.inventory.selectors import installation_of_node, rack_of
 from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
 from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
 
 HISTORY = timedelta(hours=1)
@@ -48,7 +52,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
     rack_options = [(name, name) for name in racks.values_list("name", flat=True)]
     listing = list_page(
         request,
-        nodes_with_counts().order_by("name"),
+        _shown_nodes(request).order_by("name"),
         choices={
             "state": ("State", "liveness", NODE_LIVENESS.choices),
             "rack": ("Rack", "failure_domain__parent__name", rack_options),
@@ -63,6 +67,12 @@ def nodes(request: HttpRequest) -> HttpResponse:
     title = title_state([(dead, "dead"), (suspect, "suspect")], "Nodes")
     context = {"title": title, "listing": listing, "rows": [(n, rack_of(n)) for n in rows]}
     return render(request, "nodes/list.html", context)
+
+
+def _shown_nodes(request: HttpRequest) -> QuerySet[Node]:
+    """Retired nodes are history: they are listed when somebody asks for that state."""
+    rows = nodes_with_counts()
+    return rows if request.GET.get("state") == RETIRED else rows.exclude(liveness=RETIRED)
 
 
 @require_safe
@@ -89,6 +99,8 @@ def node(request: HttpRequest, node_id: UUID) -> HttpResponse:
         "accelerators": found.accelerators.all(),
         "rows": [(replica, load_of(telemetry, replica.pk)) for replica in replicas],
         "events": history_of("node", node_id),
+        "installation": installation_of_node(node_id),
+        "drain": drain_of(found),
     }
     return render(request, "nodes/page.html", context)
 
@@ -133,18 +145,22 @@ def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:
 
 
 @never_cache
-@require_POST
+@require_http_methods(["GET", "HEAD", "POST"])
 @requires("inventory.add_jointoken")
 def node_join(request: HttpRequest) -> HttpResponse:
-    """Make a token that enrols one node, and show the command, this once."""
-    token, text = create_join_token(actor=actor_of(request), now=clock.now(), note="from the Nodes page")
-    context = {
-        "title": "Add a node",
-        "token": token,
-        "token_text": text,
-        "public_url": settings.ENV.public_url,
-    }
-    return render(request, "nodes/join.html", context)
+    """Show the ways to add a node; make a token, and show it with its command, this once."""
+    form = JoinTokenForm(request.POST if request.method == "POST" else None)
+    context = {"title": "Add a node", "form": form, "public_url": settings.ENV.public_url}
+    if request.method == "POST" and form.is_valid():
+        token, text = create_join_token(
+            actor=actor_of(request),
+            now=clock.now(),
+            note=form.cleaned_data["note"] or "from the Nodes page",
+            lifetime=timedelta(hours=int(form.cleaned_data["hours"] or 1)),
+            max_uses=form.cleaned_data["uses"] or 1,
+        )
+        context |= {"token": token, "token_text": text, "form": JoinTokenForm()}
+    return render(request, "nodes/join.html", context, status=422 if form.errors else 200)
 
 
 @require_POST
@@ -166,6 +182,10 @@ def node_cordon(request: HttpRequest, node_id: UUID) -> HttpResponse:
 def node_uncordon(request: HttpRequest, node_id: UUID) -> HttpResponse:
     """Let the node take new replicas again."""
     found = get_object_or_404(Node, pk=node_id)
-    uncordon_node(node_id, actor=actor_of(request), now=clock.now())
-    messages.success(request, f"{found.name} takes new replicas again.")
+    try:
+        uncordon_node(node_id, actor=actor_of(request), now=clock.now())
+    except ConflictError as error:
+        messages.error(request, f"Not done: {error}.")
+    else:
+        messages.success(request, f"{found.name} takes new replicas again.")
     return redirect("node", node_id)

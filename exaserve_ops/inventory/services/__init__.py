@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import ProtectedError
 
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.domain.drain import NOT_DRAINED
 from exaserve_ops.inventory.domain.facts import AcceleratorFacts, NodeFacts
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.inventory.models import Accelerator, FailureDomain, Node
@@ -17,6 +18,12 @@ from exaserve_ops.inventory.services.joining import create_join_token as create_
 from exaserve_ops.inventory.services.joining import enrol_node as enrol_node
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring
+
+_RECORD_SIGHTINGS = """
+UPDATE inventory_node AS node SET last_report_at = seen.at, clock_skew_seconds = seen.skew
+FROM unnest(%s::uuid[], %s::timestamptz[], %s::float8[]) AS seen (id, at, skew) WHERE node.id = seen.id
+"""
+"""Arrays, and not a CASE for each node: it is run every few seconds for all of them."""
 
 
 @transaction.atomic
@@ -142,10 +149,9 @@ def record_degradation(
 
 def record_sightings(seen: Mapping[UUID, tuple[datetime, float | None]]) -> None:
     """Write down, in one statement, when each node last reported and how its clock is off."""
-    nodes = [
-        Node(pk=node_id, last_report_at=at, clock_skew_seconds=skew) for node_id, (at, skew) in seen.items()
-    ]
-    Node.objects.bulk_update(nodes, ["last_report_at", "clock_skew_seconds"])
+    moments, skews = zip(*seen.values(), strict=True)
+    with connection.cursor() as cursor:
+        cursor.execute(_RECORD_SIGHTINGS, [list(seen), list(moments), list(skews)])
 
 
 def subject_of(node: Node) -> Subject:
@@ -155,6 +161,8 @@ def subject_of(node: Node) -> Subject:
 
 def _set_cordon(node_id: UUID, *, cordoned: bool, reason: str, actor: str, now: datetime) -> Node:
     node = Node.objects.select_for_update().get(pk=node_id)
+    if not cordoned and node.drain_status != NOT_DRAINED:
+        raise ConflictError(f"node {node.name} is {node.drain_status}; undrain it, and it is uncordoned too")
     if node.cordoned == cordoned and node.cordon_reason == reason:
         return node
     node.cordoned, node.cordon_reason = cordoned, reason[:500]
