@@ -86,28 +86,43 @@ def build_installation_ports() -> InstallationPorts:
 
 
 class NodeKeys:
-    """Derives node keys. Key epochs are looked up again now and then, so that a raised one revokes."""
+    """Derives node keys. Key epochs are looked up again now and then, so that a raised one revokes.
+
+    All of them at once: a query for each of a thousand nodes would be most of what watching costs.
+    """
 
     def __init__(self, fleet_secret: bytes) -> None:
         self._fleet_secret = fleet_secret
-        self._keys: dict[str, tuple[float, bytes]] = {}
+        self._keys: dict[str, tuple[int, bytes]] = {}
+        self._epochs: dict[str, int] = {}
+        self._read_at = -1e9
 
     def __call__(self, node_id: str) -> bytes | None:
         """Key of a node; `None` for one that is not recorded."""
         now = time.monotonic()
+        if now - self._read_at >= KEY_EPOCH_SECONDS:
+            # Before the query: other threads go on with what is known meanwhile.
+            self._read_at = now
+            rows = Node.objects.values_list("pk", "key_epoch")
+            self._epochs = {str(pk): epoch for pk, epoch in rows}
+        epoch = self._epochs.get(node_id) or self._look_up(node_id)
+        if epoch is None:
+            self._keys.pop(node_id, None)
+            return None
         known = self._keys.get(node_id)
-        if known is not None and now - known[0] < KEY_EPOCH_SECONDS:
-            return known[1]
+        if known is None or known[0] != epoch:
+            known = self._keys[node_id] = (epoch, digests.node_key(self._fleet_secret, node_id, epoch))
+        return known[1]
+
+    def _look_up(self, node_id: str) -> int | None:
+        """Epoch of a node that has only just joined."""
         try:
             epoch = Node.objects.filter(pk=UUID(node_id)).values_list("key_epoch", flat=True).first()
         except (ValueError, ValidationError):
             return None
-        if epoch is None:
-            self._keys.pop(node_id, None)
-            return None
-        key = digests.node_key(self._fleet_secret, node_id, epoch)
-        self._keys[node_id] = (now, key)
-        return key
+        if epoch is not None:
+            self._epochs[node_id] = epoch
+        return epoch
 
 
 def _vault() -> CredentialVault:
