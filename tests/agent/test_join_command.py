@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from workers.agent.allocation import NoTaskError, task_of
 from workers.agent.home import Home
 
 TOKEN = "one-time-token-1234567890"
@@ -24,6 +25,7 @@ class ControlPlane(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), JoinEndpoint)
         self.seen: list[dict[str, object]] = []
+        self.busy = 0
 
     @property
     def url(self) -> str:
@@ -35,6 +37,10 @@ class JoinEndpoint(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.busy > 0:
+            self.server.busy -= 1
+            self._answer(503, {"error": {"code": "unavailable", "message": "the database is away"}})
+            return
         if self.path != "/api/v1/agent/join" or body["token"] != TOKEN or self.server.seen:
             self._answer(401, {"detail": "the token is used up or expired"})
             return
@@ -126,3 +132,81 @@ def test_run_before_join_says_what_to_do(tmp_path: Path) -> None:
     done = agent("run", "--home", str(tmp_path / "home"))
     assert done.returncode == 1
     assert "join first" in done.stderr
+
+
+def launched(**variables: str) -> dict[str, str]:
+    """The environment of a task of `srun`."""
+    return {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURMD_NODENAME": "gpu07.cluster"} | variables
+
+
+def test_each_task_of_an_allocation_has_a_home_and_a_name_of_its_own() -> None:
+    task = task_of(launched())
+    assert (task.label, task.rank, task.name("exp"), task.home(Path("/s"))) == (
+        "gpu07-1",
+        5,
+        "exp-gpu07-1",
+        Path("/s/gpu07-1"),
+    )
+    assert task_of(launched(SLURM_LOCALID="0")).label == "gpu07"
+    open_mpi = {"OMPI_COMM_WORLD_RANK": "9", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    assert task_of(open_mpi, host="n_1.x").label == "n_1-3"
+    assert task_of({"PMI_RANK": "2"}, host="n1").label == "n1"
+    with pytest.raises(NoTaskError, match="needs a launcher"):
+        task_of({"SLURM_JOB_ID": "1"})
+
+
+def test_join_under_a_launcher_goes_to_the_home_of_its_task(control: ControlPlane, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "workers.agent", "join", "--per-task", "--name-suffix"),
+            *("--home", str(tmp_path / "homes"), "--url", control.url),
+        ],
+        env=os.environ | launched() | {"EXAOPS_JOIN_TOKEN": TOKEN},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Home(tmp_path / "homes" / "gpu07-1").load_identity().joined
+    (asked,) = control.seen
+    assert (asked["name"], asked["name_suffix"]) == ("gpu07-1", True)
+
+
+def test_per_task_without_a_launcher_says_what_is_missing(tmp_path: Path) -> None:
+    done = agent("status", "--per-task", "--home", str(tmp_path / "home"))
+    assert done.returncode == 2
+    assert "--per-task needs a launcher" in done.stderr
+
+
+def test_busy_control_plane_is_asked_again_and_a_refusal_is_not(
+    control: ControlPlane, tmp_path: Path
+) -> None:
+    control.busy = 2
+    home = Home(tmp_path / "home")
+    done = agent("join", "--home", str(home.root), "--url", control.url, "--wait-seconds", "20")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("event=join_again") == 2
+    refused = agent("join", "--home", str(tmp_path / "b"), "--url", control.url, "--wait-seconds", "20")
+    assert refused.returncode == 1
+    assert "event=join_again" not in refused.stderr
+
+
+def test_up_joins_once_and_runs(control: ControlPlane, tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    arguments = (
+        "up",
+        "--home",
+        str(home.root),
+        "--join-url",
+        control.url,
+        "--config",
+        str(tmp_path / "none"),
+    )
+    for _ in range(2):
+        done = agent(*arguments)
+        # Running ends at once for want of the settings file: by then it has joined.
+        assert done.returncode == 2, done.stderr
+        assert "none" in done.stderr
+        assert home.load_identity().joined
+    assert len(control.seen) == 1

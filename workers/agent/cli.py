@@ -12,9 +12,10 @@ from pathlib import Path
 
 from workers.agent import processes
 from workers.agent.agent import Agent
+from workers.agent.allocation import NoTaskError, Task, task_of
 from workers.agent.config import ConfigError, load_config
 from workers.agent.home import Home, HomeError, HomeLock
-from workers.agent.join import JoinError, check_url, choose_address, join
+from workers.agent.join import JoinError, JoinOptions, check_url, choose_address, join
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.stopping import stop_replicas
 from workers.engines.registry import ENGINES
@@ -28,16 +29,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 failed, 2 wrong usage."""
     options = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    home = Home(Path(options.home).resolve())
     commands = {
         "join": _join,
         "run": _run,
+        "up": _up,
         "stop-replicas": _stop_replicas,
         "status": _status,
     }
     try:
+        home = Home(_home_folder(options))
         return commands[options.command](home, options)
-    except ConfigError as error:
+    except (ConfigError, NoTaskError) as error:
         _complain(error)
         return _USAGE
     except (HomeError, JoinError) as error:
@@ -50,34 +52,79 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
 
     joining = commands.add_parser("join", help=f"join a fleet; the token comes in {ENV_TOKEN}")
-    joining.add_argument("--url", required=True, help="address of the control plane")
-    joining.add_argument("--name", default="", help="name of this node; default: the host's name")
-    joining.add_argument(
+    up = commands.add_parser("up", help="join where that is still to be done, then run")
+    _add_join_options(joining, "--url", wait_seconds=0.0)
+    _add_join_options(up, "--join-url", wait_seconds=60.0)
+    running = commands.add_parser("run", help="run the agent in the foreground")
+    stopping = commands.add_parser("stop-replicas", help="end all replicas; the agent must not run")
+    status = commands.add_parser("status", help="show what the journal knows, as JSON")
+    for command in (running, up, stopping):
+        command.add_argument("--config", type=Path, help="TOML file with settings")
+    for command in (joining, running, up, stopping, status):
+        command.add_argument("--home", required=True, help="the agent's folder")
+        command.add_argument(
+            "--per-task",
+            action="store_true",
+            help="under srun or mpiexec: a home and a name for each task, by host and local rank",
+        )
+    return parser
+
+
+def _add_join_options(command: argparse.ArgumentParser, url: str, *, wait_seconds: float) -> None:
+    command.add_argument(url, dest="url", required=True, help="address of the control plane")
+    command.add_argument("--name", default="", help="name of this node; default: the host's name")
+    command.add_argument(
+        "--name-suffix", action="store_true", help="add a number where the name is taken, instead of ending"
+    )
+    command.add_argument(
         "--address",
         default="",
         help="where its replicas are reached; default: this host's address on the way to the control plane",
     )
-    joining.add_argument(
+    command.add_argument(
         "--allow-local-address", action="store_true", help="accept a loopback or link-local address"
     )
-    joining.add_argument("--token-file", type=Path, help=f"file with the token, instead of {ENV_TOKEN}")
-    joining.add_argument("--insecure", action="store_true", help="allow plain http to another machine")
-    running = commands.add_parser("run", help="run the agent in the foreground")
-    stopping = commands.add_parser("stop-replicas", help="end all replicas; the agent must not run")
-    status = commands.add_parser("status", help="show what the journal knows, as JSON")
-    for command in (running, stopping):
-        command.add_argument("--config", type=Path, help="TOML file with settings")
-    for command in (joining, running, stopping, status):
-        command.add_argument("--home", required=True, help="the agent's folder")
-    return parser
+    command.add_argument("--token-file", type=Path, help=f"file with the token, instead of {ENV_TOKEN}")
+    command.add_argument("--insecure", action="store_true", help="allow plain http to another machine")
+    command.add_argument(
+        "--wait-seconds",
+        type=float,
+        default=wait_seconds,
+        help="go on trying so long while the control plane is away or busy (default: %(default)g)",
+    )
+
+
+def _task(options: argparse.Namespace) -> Task | None:
+    return task_of(os.environ) if options.per_task else None
+
+
+def _home_folder(options: argparse.Namespace) -> Path:
+    base = Path(options.home).resolve()
+    task = _task(options)
+    return task.home(base) if task else base
 
 
 def _join(home: Home, options: argparse.Namespace) -> int:
     url = check_url(options.url, insecure=options.insecure)
-    address = choose_address(options.address, url, allow_local=options.allow_local_address)
-    identity = join(home, url=url, token=_token(options), name=options.name, address=address)
+    task = _task(options)
+    wish = JoinOptions(
+        url=url,
+        address=choose_address(options.address, url, allow_local=options.allow_local_address),
+        name=task.name(options.name) if task else options.name,
+        name_suffix=options.name_suffix,
+        wait_seconds=options.wait_seconds,
+    )
+    identity = join(home, wish, token=_token(options))
     _say({"node_id": identity.node_id, "name": identity.name})
     return 0
+
+
+def _up(home: Home, options: argparse.Namespace) -> int:
+    if not home.identity_file.exists() or not home.load_identity().joined:
+        _join(home, options)
+    # Nothing that runs from here on has a use for it.
+    os.environ.pop(ENV_TOKEN, None)
+    return _run(home, options)
 
 
 def _token(options: argparse.Namespace) -> str:

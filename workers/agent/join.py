@@ -6,7 +6,10 @@ import ipaddress
 import json
 import logging
 import platform
+import random
 import socket
+import time
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import msgspec
@@ -21,6 +24,9 @@ _PATH = "/api/v1/agent/join"
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 15.0
 _CREATED = 201
+_WORTH_ANOTHER_TRY = frozenset({429, 500, 502, 503, 504})
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 8.0
 _SHOWN_CHARACTERS = 300
 
 logger = logging.getLogger(__name__)
@@ -28,6 +34,24 @@ logger = logging.getLogger(__name__)
 
 class JoinError(Exception):
     """Joining did not work; the text says why and holds no secret."""
+
+
+class BusyError(JoinError):
+    """The control plane cannot be reached or is busy: another try may work."""
+
+
+@dataclass(frozen=True, slots=True)
+class JoinOptions:
+    """What a node says of itself when it joins."""
+
+    url: str
+    address: str
+    name: str = ""
+    """Empty: the name from before, else the host's."""
+    name_suffix: bool = False
+    """Take a number behind the name where it is taken."""
+    wait_seconds: float = 0.0
+    """How long to go on trying while the control plane is away or busy."""
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +115,7 @@ def _own_address_towards(url: str) -> str:
         return ""
 
 
-def join(home: Home, *, url: str, token: str, name: str, address: str) -> Identity:
+def join(home: Home, options: JoinOptions, *, token: str) -> Identity:
     """Trade the token for the node key and keep it. Raises `JoinError`.
 
     The node's id is made before the first try and stays, so a try that was cut off can be repeated.
@@ -100,20 +124,21 @@ def join(home: Home, *, url: str, token: str, name: str, address: str) -> Identi
     body = {
         "token": token,
         "node_id": before.node_id,
-        "name": name or before.name or platform.node(),
+        "name": options.name or before.name or platform.node(),
+        "name_suffix": options.name_suffix,
         "hostname": platform.node(),
-        "address": address,
+        "address": options.address,
         "agent_version": AGENT_VERSION,
         "major": v1.MAJOR,
         "minor": v1.MINOR,
     }
-    welcome = _ask(url + _PATH, body)
+    welcome = _ask_until(options.url + _PATH, body, options.wait_seconds)
     if welcome.node_id != before.node_id:
         raise JoinError("the control plane answered for another node")
     identity = Identity(
         node_id=welcome.node_id,
         name=welcome.name,
-        address=address,
+        address=options.address,
         node_key=welcome.node_key,
         key_epoch=welcome.key_epoch,
         redis_url=welcome.redis_url,
@@ -122,15 +147,32 @@ def join(home: Home, *, url: str, token: str, name: str, address: str) -> Identi
     return identity
 
 
+def _ask_until(url: str, body: dict[str, object], wait_seconds: float) -> Welcome:
+    """Ask, and ask again while the control plane is away: a whole allocation comes at the same moment."""
+    deadline = time.monotonic() + wait_seconds
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return _ask(url, body)
+        except BusyError as error:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise
+            logger.info("event=join_again after=%s", error)
+        time.sleep(min(left, pause * random.uniform(0.5, 1.5)))  # noqa: S311 - spreads tries, hides nothing
+        pause = min(_LONGEST_PAUSE_SECONDS, pause * 2)
+
+
 def _ask(url: str, body: dict[str, object]) -> Welcome:
     timeout = urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS)
     with urllib3.PoolManager(timeout=timeout, retries=False) as pool:
         try:
             response = pool.request("POST", url, json=body, redirect=False)
         except urllib3.exceptions.HTTPError as error:
-            raise JoinError(f"cannot reach {url}: {type(error).__name__}") from None
+            raise BusyError(f"cannot reach {url}: {type(error).__name__}") from None
     if response.status != _CREATED:
-        raise JoinError(f"refused with status {response.status}: {_detail(response.data)}")
+        refused = f"refused with status {response.status}: {_detail(response.data)}"
+        raise BusyError(refused) if response.status in _WORTH_ANOTHER_TRY else JoinError(refused)
     try:
         welcome = msgspec.json.decode(response.data, type=Welcome)
         key = bytes.fromhex(welcome.node_key)
@@ -148,4 +190,7 @@ def _detail(data: bytes) -> str:
     except ValueError:
         return "no reason given"
     detail = answer.get("detail", answer) if isinstance(answer, dict) else answer
+    error = answer.get("error") if isinstance(answer, dict) else None
+    if isinstance(error, dict):
+        detail = error.get("message", error)
     return "".join(c for c in str(detail)[:_SHOWN_CHARACTERS] if c.isprintable())
