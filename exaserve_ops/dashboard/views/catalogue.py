@@ -20,7 +20,16 @@ from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.sessions.models import InferenceSession
 
 FOUND_OF_EACH = 8
-_SUBJECTS = ("node", "deployment", "replica", "model", "api_key", "join_token")
+_SUBJECTS = (
+    "node",
+    "deployment",
+    "replica",
+    "model",
+    "api_key",
+    "join_token",
+    "installation",
+    "ssh_host_key",
+)
 
 
 @require_safe
