@@ -37,7 +37,7 @@ from exaserve_ops.serving.services.replicas import record_observation
 _log = logging.getLogger(__name__)
 
 BATCH_REPORTS = 4_096
-"""Of what piled up, only the newest report of each node costs more than reading it: a long read catches up."""
+"""Of what piled up only the newest report of a node costs more than reading: a long read catches up."""
 HELLO_PAUSE_SECONDS = 5.0
 """An agent without a lease introduces itself every three seconds, unasked."""
 INTAKE_STALE_SECONDS = 45.0
