@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +53,38 @@ RAIL = (
 )
 
 
+IN_BOTTOM_BAR = 4
+"""Entries that a phone shows beside "More"; the others are behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rail:
+    """The entries that a user may see, parted for narrow screens."""
+
+    first: tuple[RailItem, ...]
+    rest: tuple[RailItem, ...]
+    here_in_rest: bool
+    """Whether the page that is open belongs to the rest."""
+
+
+def rail_of(items: Sequence[RailItem], here: str) -> Rail:
+    """Part the entries; `here` is the name of the open page."""
+    rest = tuple(items[IN_BOTTOM_BAR:])
+    return Rail(tuple(items[:IN_BOTTOM_BAR]), rest, any(here in {i.name, *i.pages} for i in rest))
+
+
 def page_frame(request: HttpRequest) -> dict[str, Any]:
     """Context of the frame. Counts are read only where a template shows them."""
     theme = request.COOKIES.get(THEME_COOKIE, "")
     user = request.user
     match = request.resolver_match
+    here = match.view_name if match else ""
     return {
         "theme": theme if theme in THEMES else "",
         "fleet_name": getattr(settings, "FLEET_NAME", "ExaServe"),
         "base_path": settings.FORCE_SCRIPT_NAME or "",
-        "rail": [item for item in RAIL if user.has_perm(item.permission)],
-        "here": match.view_name if match else "",
+        "rail": rail_of([item for item in RAIL if user.has_perm(item.permission)], here),
+        "here": here,
         "problem_count": SimpleLazyObject(count_open_problems),
         "debug": settings.DEBUG,
     }

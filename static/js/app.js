@@ -64,6 +64,46 @@ function setUpProblemCount(link) {
   });
 }
 
+// The sheet above the bottom bar of a phone: opened by its button, closed by Escape or a tap elsewhere.
+function setUpMore() {
+  const button = document.querySelector("[data-more]");
+  const sheet = document.getElementById("more-pages");
+  if (!button) return;
+  function show(open) {
+    sheet.classList.toggle("open", open);
+    button.setAttribute("aria-expanded", String(open));
+    if (open) sheet.querySelector("a")?.focus();
+  }
+  const isOpen = () => button.getAttribute("aria-expanded") === "true";
+  button.addEventListener("click", () => show(!isOpen()));
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && isOpen()) { show(false); button.focus(); }
+  });
+  document.addEventListener("click", (event) => {
+    if (isOpen() && !sheet.contains(event.target) && !button.contains(event.target)) show(false);
+  });
+}
+
+const COPIED_MS = 1500;
+
+function setUpCopy() {
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.("[data-copy]");
+    if (!button) return;
+    try {
+      await navigator.clipboard.writeText(button.dataset.copy);
+    } catch (error) {
+      // Without TLS browsers have no clipboard for pages: show what to select instead.
+      window.prompt("Copy it from here", button.dataset.copy);
+      return;
+    }
+    const said = button.querySelector("[data-copy-said]");
+    button.classList.add("done");
+    said.textContent = "Copied";
+    setTimeout(() => { button.classList.remove("done"); said.textContent = ""; }, COPIED_MS);
+  });
+}
+
 function setUpForms() {
   document.addEventListener("click", (event) => {
     const question = event.target.closest?.("[data-confirm]")?.dataset.confirm;
@@ -87,6 +127,8 @@ setUpTheme();
 setUpSearch();
 setUpDrawer();
 setUpForms();
+setUpMore();
+setUpCopy();
 setUpIndicator(link);
 setUpPulses(link);
 setUpTables(link);

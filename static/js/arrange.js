@@ -1,27 +1,30 @@
-// Where each node and slot is drawn. Pure: sizes in, numbers out.
+// Where each node and slot is drawn. Pure: sizes in, numbers out, all in pixels of the stage.
 //
-// Nodes are lines, grouped by rack with a gap between racks. Many nodes are laid in several bands side
-// by side, as many as make the cells largest, so that a whole fleet is seen at once without scrolling.
-const MAX_CELL_WIDTH = 80;
-const MAX_CELL_HEIGHT = 28;
+// Nodes are lines, grouped by rack. Few nodes get high, wide cells and no more room than they need; many
+// are laid in several bands side by side, as many as make the cells largest, so that a whole fleet is
+// seen at once without scrolling.
+const MAX_CELL_WIDTH = 240;
+const MAX_CELL_HEIGHT = 48;
 const NAME_MIN_HEIGHT = 13;
-const NAMES_WIDTH = 104;
-const RACKS_WIDTH = 40;
+const RACK_LINE_HEIGHT = 24;
+const HEAD_HEIGHT = 20;
+const HEAD_MIN_WIDTH = 18;
+const MIN_LABELS = 40;
+const MAX_LABELS = 168;
+const MAX_LABEL_SHARE = 0.35;
 const MAX_BANDS = 24;
 
-export function arrange(rows, slots, width, height) {
+// `labels`: width that the names of nodes and of racks want, `{ nodes, racks }`. `height` is the most
+// that the stage may take; the plan's own height says what it takes.
+export function arrange(rows, slots, width, height, labels) {
   const lines = linesOf(rows);
   if (!lines.length || slots < 1 || width < 1 || height < 1) return null;
   let best = null;
   for (let bands = 1; bands <= Math.min(MAX_BANDS, lines.length); bands += 1) {
-    const perBand = Math.ceil(lines.length / bands);
-    const cellHeight = Math.min(MAX_CELL_HEIGHT, height / perBand);
-    const labels = Math.min(cellHeight >= NAME_MIN_HEIGHT ? NAMES_WIDTH : RACKS_WIDTH, (width / bands) * 0.4);
-    const cellWidth = Math.min(MAX_CELL_WIDTH, (width / bands - labels) / slots);
-    const score = Math.min(cellWidth, cellHeight * 1.6);
-    if (best === null || score > best.score * 1.05) best = { score, bands, perBand, cellHeight, cellWidth, labels };
+    const tried = sizes(lines, slots, bands, { width, height, labels });
+    if (best === null || tried.score > best.score * 1.05) best = tried;
   }
-  return place(best, lines, slots, width);
+  return place(best, lines, slots);
 }
 
 // Indexes of rows; -1 is the line above a rack that carries its name (or only keeps racks apart).
@@ -35,50 +38,76 @@ function linesOf(rows) {
   return lines;
 }
 
-function place(best, lines, slots, width) {
-  // Labels take whole columns, so cells become a little narrower for the last one to fit.
-  const gap = Math.max(1, Math.ceil(best.labels / best.cellWidth));
-  const columns = best.bands * (gap + slots);
-  const cellWidth = Math.min(best.cellWidth, width / columns);
+function sizes(lines, slots, bands, { width, height, labels }) {
+  const perBand = Math.ceil(lines.length / bands);
+  const bandWidth = width / bands;
+  // In one band the lines of racks need not be as high as cells; beside other bands they line up.
+  const racks = bands === 1 ? lines.filter((row) => row < 0).length : 0;
+  const free = height - HEAD_HEIGHT;
+  const spread = (free - racks * RACK_LINE_HEIGHT) / (perBand - racks);
+  const even = spread > RACK_LINE_HEIGHT ? spread : free / perBand;
+  const cellHeight = Math.min(MAX_CELL_HEIGHT, even);
+  const wanted = cellHeight >= NAME_MIN_HEIGHT ? Math.max(labels.nodes, racks ? labels.racks : 0) : labels.racks;
+  const label = Math.min(Math.max(MIN_LABELS, wanted), MAX_LABELS, bandWidth * MAX_LABEL_SHARE);
+  const cellWidth = Math.min(MAX_CELL_WIDTH, (bandWidth - label) / slots);
+  const rackHeight = racks && cellHeight > RACK_LINE_HEIGHT ? RACK_LINE_HEIGHT : cellHeight;
+  return { score: Math.min(cellWidth, cellHeight * 1.6), bands, perBand, cellHeight, cellWidth, label, rackHeight };
+}
+
+function place(best, lines, slots) {
+  const { bands, perBand, cellHeight, cellWidth, label } = best;
+  const head = cellWidth >= HEAD_MIN_WIDTH ? HEAD_HEIGHT : 0;
+  const bandWidth = label + slots * cellWidth;
+  const tops = [head];
+  for (let line = 0; line < perBand; line += 1) {
+    tops.push(tops[line] + (bands === 1 && lines[line] < 0 ? best.rackHeight : cellHeight));
+  }
+  const lefts = [];
+  for (let band = 0; band < bands; band += 1) {
+    lefts.push(band * bandWidth);
+    for (let slot = 0; slot < slots; slot += 1) lefts.push(band * bandWidth + label + slot * cellWidth);
+  }
+  lefts.push(bands * bandWidth);
   const spots = [];
   const headers = [];
+  const rowAt = new Map();
   lines.forEach((row, at) => {
-    const spot = { line: at % best.perBand, column: Math.floor(at / best.perBand) * (gap + slots) + gap };
-    if (row < 0) headers.push({ ...spot, row: lines[at + 1] });
-    else spots[row] = spot;
+    const spot = { line: at % perBand, column: Math.floor(at / perBand) * (slots + 1) + 1 };
+    if (row < 0) return headers.push({ ...spot, row: lines[at + 1] });
+    spots[row] = spot;
+    return rowAt.set(spot.line * lefts.length + spot.column, row);
   });
   return {
-    slots,
-    gap,
-    spots,
-    headers,
-    lines: best.perBand,
-    columns,
-    cellWidth,
-    cellHeight: best.cellHeight,
-    named: best.cellHeight >= NAME_MIN_HEIGHT && best.labels > RACKS_WIDTH,
-    labels: best.labels,
+    slots, bands, spots, headers, rowAt, tops, lefts, head, label, cellWidth, cellHeight,
+    width: lefts.at(-1),
+    height: tops.at(-1),
+    named: cellHeight >= NAME_MIN_HEIGHT,
   };
 }
 
 // The cell under a point of the stage, or null.
 export function cellAt(plan, x, y) {
-  const column = Math.floor(x / plan.cellWidth);
-  const line = Math.floor(y / plan.cellHeight);
-  const inBand = column % (plan.gap + plan.slots);
-  if (x < 0 || y < 0 || column >= plan.columns || line >= plan.lines || inBand < plan.gap) return null;
-  const first = column - inBand + plan.gap;
-  const row = plan.spots.findIndex((spot) => spot.line === line && spot.column === first);
-  return row < 0 ? null : row * plan.slots + (inBand - plan.gap);
+  const column = before(plan.lefts, x);
+  const line = before(plan.tops, y);
+  if (column === null || line === null) return null;
+  const slot = (column % (plan.slots + 1)) - 1;
+  const row = plan.rowAt.get(line * plan.lefts.length + column - slot);
+  return slot < 0 || row === undefined ? null : row * plan.slots + slot;
+}
+
+// Which of the spans between edges a coordinate is in, or null.
+function before(edges, at) {
+  const beyond = edges.findIndex((edge) => edge > at);
+  return beyond < 1 ? null : beyond - 1;
 }
 
 // Left, top, width and height of a cell in the stage.
 export function boxOf(plan, cell) {
-  const spot = plan.spots[Math.floor(cell / plan.slots)];
+  const { line, column } = plan.spots[Math.floor(cell / plan.slots)];
   return {
-    left: (spot.column + (cell % plan.slots)) * plan.cellWidth,
-    top: spot.line * plan.cellHeight,
+    left: plan.lefts[column + (cell % plan.slots)],
+    top: plan.tops[line],
     width: plan.cellWidth,
-    height: plan.cellHeight,
+    height: plan.tops[line + 1] - plan.tops[line],
   };
 }

@@ -15,6 +15,7 @@ const RESYNC_MS = 5000;
 const AMBER_SECONDS = 3;
 const RED_SECONDS = 10;
 const REMEMBERED_EVENTS = 2000;
+const LOGGED_OUT = 4401;
 
 // Full jitter: anywhere between zero and the ceiling, so that a thousand tabs do not return together.
 export function backoff(attempt, code, random = Math.random) {
@@ -71,6 +72,8 @@ export class LiveLink extends EventTarget {
 
   lost(event) {
     this.socket = null;
+    // Loaded again, the page becomes the login page, which leads back here.
+    if (event.code === LOGGED_OUT) { window.location.reload(); return; }
     this.closedReason = event.reason || (navigator.onLine ? "no connection to the server" : "this machine is offline");
     const wait = backoff(this.attempt, event.code);
     this.attempt += 1;
