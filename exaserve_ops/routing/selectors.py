@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
+from uuid import UUID
 
 from exaserve_ops.access.models import Scope
 from exaserve_ops.access.selectors import valid_keys
@@ -25,9 +27,14 @@ def routes() -> dict[str, RouteRecord]:
             status__in=_ROUTED, role=Replica.Role.SERVING, node__liveness__in=(ALIVE, SUSPECT)
         )
         .exclude(address="")
-        .select_related("node", "deployment")
+        # Plain values: of ten thousand replicas, model instances would be most of the work.
+        .values_list(
+            *("pk", "address", "attempt", "generation", "status"),
+            *("node_id", "node__name", "node__key_epoch"),
+            *("deployment__served_name", "deployment__name"),
+        )
     )
-    return {str(replica.pk): _route(replica) for replica in rows}
+    return {str(row[0]): _route(*row) for row in rows}
 
 
 def served_models() -> frozenset[str]:
@@ -42,20 +49,26 @@ def inference_keys(*, now: datetime) -> dict[str, KeyRecord]:
     return {key.sha256: KeyRecord(key_id=str(key.pk), name=key.name) for key in keys}
 
 
-def _route(replica: Replica) -> RouteRecord:
-    if replica.node is None:  # the query joins the node
-        raise AssertionError(replica.pk)
-    host, _, port = replica.address.rpartition(":")
+def _route(
+    pk: UUID,
+    address: str,
+    attempt: int,
+    generation: int,
+    status: str,
+    *place: Any,  # noqa: ANN401 - columns of one row, in the query's order
+) -> RouteRecord:
+    node_id, node_name, key_epoch, model, deployment = place
+    host, _, port = address.rpartition(":")
     return RouteRecord(
-        replica_id=str(replica.pk),
-        node_id=str(replica.node.pk),
-        node_name=replica.node.name,
-        key_epoch=replica.node.key_epoch,
-        model=replica.deployment.served_name,
-        deployment=replica.deployment.name,
+        replica_id=str(pk),
+        node_id=str(node_id),
+        node_name=node_name,
+        key_epoch=key_epoch,
+        model=model,
+        deployment=deployment,
         host=host.strip("[]"),
         port=int(port),
-        attempt=replica.attempt,
-        generation=replica.generation,
-        accepts_new=replica.status == states.READY,
+        attempt=attempt,
+        generation=generation,
+        accepts_new=status == states.READY,
     )

@@ -11,6 +11,10 @@ from django.core.management.base import BaseCommand
 from exaserve_ops.controllers.process import LostLeadError
 from exaserve_ops.wiring import build_controllers
 
+SWITCH_SECONDS = 0.0005
+"""Ingest and detection wait for answers all the time. With the usual 5 ms each of these waits ends
+with one more for whichever thread is busy computing a plan, and reports pile up behind it."""
+
 
 class Command(BaseCommand):
     """Runs until SIGTERM or SIGINT."""
@@ -19,6 +23,7 @@ class Command(BaseCommand):
 
     def handle(self, *_args: object, **_options: object) -> None:
         """Run the loops in this process."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         controllers = build_controllers()
 
         def stop(_signal: int, _frame: FrameType | None) -> None:
