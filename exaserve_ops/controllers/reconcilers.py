@@ -21,7 +21,7 @@ from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.routing.selectors import inference_keys, routes, served_models
 from exaserve_ops.serving.domain.observed import WantedReplica
-from exaserve_ops.serving.domain.reconcile import plan_deployment
+from exaserve_ops.serving.domain.reconcile import plan_deployment, plan_takeover
 from exaserve_ops.serving.domain.steps import (
     Create,
     FinishDeletion,
@@ -35,7 +35,12 @@ from exaserve_ops.serving.domain.steps import (
     Wait,
 )
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments, wanted_of_node
+from exaserve_ops.serving.selectors import (
+    deployment_snapshot,
+    live_deployments,
+    takeover_snapshot,
+    wanted_of_node,
+)
 from exaserve_ops.serving.services.deployments import advance_deployment
 from exaserve_ops.serving.services.healing import make_replacement, promote_standby, record_hold
 from exaserve_ops.serving.services.replicas import (
@@ -53,7 +58,7 @@ CANARY_SECONDS = 15.0
 """The wish goes out again so often, changed or not: it proves that commands are taken in."""
 LOG_TAIL_SECONDS = 30.0
 CREATED_AT_ONCE = 128
-LONGEST_SPACING_SECONDS = 3.0
+LONGEST_SPACING_SECONDS = 10.0
 SPACING_FACTOR = 3.0
 """A plan is made again no sooner than after so many times what it took, up to the bound above."""
 
@@ -83,6 +88,7 @@ class Reconcilers:
         """When a costly key was last worked on, and for how long."""
         self._work = {
             "deployment": self._deployment,
+            "takeover": self._take_over,
             "node": self._node,
             "canary": self._canary,
             "routes": self._write_routes,
@@ -116,6 +122,8 @@ class Reconcilers:
             self._add_spaced("routes", "all", at_least_seconds=0.02)
         if kind == "node":
             self._queue.add("deployment", "all", after_seconds=0.05)
+        if kind == "deployment":
+            self._queue.add("takeover", key)  # never spaced: somebody's requests wait for it
         self._add_spaced(kind, key)
 
     def _add_spaced(self, kind: str, key: str, *, at_least_seconds: float = 0.0) -> None:
@@ -145,11 +153,26 @@ class Reconcilers:
         if snapshot is None:
             return
         for step in plan_deployment(snapshot, now=now):
-            try:
-                _apply(deployment_id, step)
-            except (IllegalTransitionError, ConflictError) as error:
-                # The replica moved on since the snapshot was taken; its change rang, so we come again.
-                _log.info("event=step_overtaken step=%s error=%s", type(step).__name__, error)
+            self._carry_out(deployment_id, step)
+
+    @staticmethod
+    def _carry_out(deployment_id: UUID, step: Step) -> None:
+        try:
+            _apply(deployment_id, step)
+        except (IllegalTransitionError, ConflictError) as error:
+            # The replica moved on since the snapshot was taken; its change rang, so we come again.
+            _log.info("event=step_overtaken step=%s error=%s", type(step).__name__, error)
+
+    def _take_over(self, key: str) -> None:
+        """Promote standbys where replicas are absent, without waiting for a whole plan."""
+        snapshot = takeover_snapshot(UUID(key))
+        if snapshot is None:
+            return
+        promotions = plan_takeover(snapshot, now=clock.now())
+        for step in promotions:
+            self._carry_out(UUID(key), step)
+        if promotions:
+            self._queue.add("routes", "all")
 
     def _node(self, key: str) -> None:
         view = self._state.node(key)

@@ -76,23 +76,11 @@ def deployment_snapshot(
         replicas_wanted=deployment.replicas,
         request=placement_request(deployment),
         replicas=tuple(
-            ReplicaFacts(
-                id=str(replica.pk),
-                name=replica.name,
-                status=replica.status,
-                wanted=replica.wanted,
-                reason=replica.reason,
-                active_sessions=active_sessions.get(str(replica.pk), 0),
-                created_at=replica.created_at,
-                role=replica.role,
-                node=by_id.get(str(replica.node_id)),
-                replaces=str(replica.replaces_id or ""),
-                healing_note=replica.healing_note,
-                slow_reason=replica.slow_reason,
-                held_since=replica.held_since,
-                held_by_pids=tuple(replica.held_by_pids),
-                accelerator_uuids=uuids.get(replica.pk, ()),
-                drain_deadline_at=replica.drain_deadline_at,
+            _replica_facts(
+                replica,
+                by_id.get(str(replica.node_id)),
+                sessions=active_sessions.get(str(replica.pk), 0),
+                accelerators=uuids.get(replica.pk, ()),
             )
             for replica in replicas
         ),
@@ -100,6 +88,72 @@ def deployment_snapshot(
         standbys_wanted=deployment.standbys,
         healing=_healing_facts(deployment, now),
     )
+
+
+def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
+    """What decides which standby serves for whom, in three short queries; `None` without a ready standby."""
+    kept = Replica.objects.filter(deployment=deployment_id, wanted=Replica.Wanted.RUN)
+    standby = Q(role=Replica.Role.STANDBY, status=states.READY)
+    if not kept.filter(standby).exists():
+        return None
+    absent = ~Q(status__in=(states.READY, states.STOPPED))
+    rows = kept.filter(standby | absent | Q(replaces__isnull=False)).exclude(status=states.STOPPED)
+    rows = rows.select_related("node__failure_domain__parent")
+    return DeploymentSnapshot(
+        id=str(deployment_id),
+        name="",
+        deleting=False,
+        replicas_wanted=0,
+        request=PlacementRequest("", 0),
+        replicas=tuple(_replica_facts(row, _whereabouts(row.node)) for row in rows),
+        nodes=(),
+        healing=HealingFacts(frozen=healing_freeze()),
+    )
+
+
+def _whereabouts(node: Node | None) -> NodeRoom | None:
+    """A node without its rooms: enough to tell what fails together with it."""
+    if node is None:
+        return None
+    return NodeRoom(
+        node_id=str(node.pk),
+        name=node.name,
+        accepts=False,
+        refusal="not looked at",
+        engines=frozenset(),
+        rack=rack_of(node),
+        accelerators=(),
+        same_deployment=0,
+        replicas=0,
+        draining=_draining_of(node),
+    )
+
+
+def _replica_facts(
+    replica: Replica, node: NodeRoom | None, *, sessions: int = 0, accelerators: tuple[str, ...] = ()
+) -> ReplicaFacts:
+    return ReplicaFacts(
+        id=str(replica.pk),
+        name=replica.name,
+        status=replica.status,
+        wanted=replica.wanted,
+        reason=replica.reason,
+        active_sessions=sessions,
+        created_at=replica.created_at,
+        role=replica.role,
+        node=node,
+        replaces=str(replica.replaces_id or ""),
+        healing_note=replica.healing_note,
+        slow_reason=replica.slow_reason,
+        held_since=replica.held_since,
+        held_by_pids=tuple(replica.held_by_pids),
+        accelerator_uuids=accelerators,
+        drain_deadline_at=replica.drain_deadline_at,
+    )
+
+
+def _draining_of(node: Node) -> str:
+    return (node.drain_reason or "no reason given") if node.drain_status == DRAINING else ""
 
 
 def _healing_facts(deployment: Deployment, now: datetime) -> HealingFacts:
@@ -172,7 +226,7 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             same_deployment=here[Replica.Role.SERVING][node.pk],
             replicas=total[node.pk],
             same_standby=here[Replica.Role.STANDBY][node.pk],
-            draining=(node.drain_reason or "no reason given") if node.drain_status == DRAINING else "",
+            draining=_draining_of(node),
             drain_is_over=bool(node.drain_deadline_at and node.drain_deadline_at <= now),
         )
         for node in nodes

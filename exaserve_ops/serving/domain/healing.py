@@ -118,8 +118,13 @@ class Healing:
         successor = self.cover.get(replica.id)
         if successor is not None:
             return _make_way(replica, ailment, successor)
+        return self._uncovered(replica, ailment, budget)
+
+    def _uncovered(self, replica: ReplicaFacts, ailment: Ailment, budget: _Budget) -> Step:
         if self._is_useless_cover(replica):
             return LetGo(replica.id, "stop", f"{ailment.why}, before it could take a place")
+        if _drain_is_over(replica, ailment):
+            return release(replica, f"{ailment.why} and no time is left")
         return self._replace(replica, ailment, budget)
 
     def _is_useless_cover(self, replica: ReplicaFacts) -> bool:
@@ -132,16 +137,11 @@ class Healing:
             return Hold(replica.id, refusal)
         choice = choose_placement(self._request(replica, ailment), tuple(self.rooms.values()))
         if isinstance(choice, Refusal):
-            return self._without_room(replica, ailment, choice)
+            return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice.summary()}")
         self._reserve(choice, standby=replica.role == "standby")
         budget.spend(replica, ailment)
         why = f"takes the place of {replica.name}: {ailment.why}"
         return Replace(replica.id, choice, replica.role, ailment.cause, why)
-
-    def _without_room(self, replica: ReplicaFacts, ailment: Ailment, choice: Refusal) -> Step:
-        if _drain_is_over(replica, ailment):
-            return release(replica, f"{ailment.why}; no time is left and no room elsewhere")
-        return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice.summary()}")
 
     def _request(self, replica: ReplicaFacts, ailment: Ailment) -> PlacementRequest:
         avoid = {replica.node_id} if ailment.cause in {FAILED, SLOW} else set()

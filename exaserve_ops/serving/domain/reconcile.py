@@ -58,6 +58,7 @@ __all__ = [
     "Wait",
     "make_plan",
     "plan_deployment",
+    "plan_takeover",
 ]
 
 
@@ -70,6 +71,19 @@ def plan_deployment(snapshot: DeploymentSnapshot, *, now: datetime) -> tuple[Ste
     placed oldest first.
     """
     return make_plan(snapshot, now=now).steps
+
+
+def plan_takeover(snapshot: DeploymentSnapshot, *, now: datetime) -> tuple[Promote, ...]:
+    """The promotions alone: what cannot wait until a whole plan of a large deployment is made.
+
+    The snapshot may leave out what is ready and serves.
+    """
+    if snapshot.deleting:
+        return ()
+    kept = tuple(r for r in snapshot.replicas if r.is_kept)
+    cover = find_cover(kept, find_ailments(kept, snapshot, now))
+    promotions, _ = plan_promotions(kept, cover, snapshot)
+    return tuple(promotions)
 
 
 def make_plan(snapshot: DeploymentSnapshot, *, now: datetime) -> Plan:
