@@ -16,10 +16,11 @@ from asgiref.sync import sync_to_async
 from channels.layers import channel_layers, get_channel_layer
 from channels.routing import URLRouter
 from django.contrib.auth.models import AnonymousUser, User
+from django.test import Client
 
-from exaserve_ops.access.services import create_api_key
+from exaserve_ops.access.services import create_api_key, revoke_api_key
 from exaserve_ops.audit.services import Subject, record_event
-from exaserve_ops.dashboard.live import feed, sockets, tail
+from exaserve_ops.dashboard.live import feed, handshake, sockets, tail
 from exaserve_ops.dashboard.live.mailbox import MAX_EVENTS, Mailbox
 from exaserve_ops.dashboard.live.tasks import end
 from exaserve_ops.dashboard.routing import websocket_urlpatterns
@@ -55,10 +56,16 @@ async def user() -> User:
     return await sync_to_async(make_user)("vera", "viewer")
 
 
-def communicator(path: str, user: Any, *headers: tuple[bytes, bytes], query: str = "") -> SocketClient:
+def communicator(
+    path: str, user: Any, *headers: tuple[bytes, bytes], query: str = "", session: Any = None
+) -> SocketClient:
     host = (b"host", b"127.0.0.1:8000")
     return SocketClient(
-        URLRouter(websocket_urlpatterns), f"{path}?{query}", user=user, headers=[host, *headers]
+        URLRouter(websocket_urlpatterns),
+        f"{path}?{query}",
+        user=user,
+        headers=[host, *headers],
+        session=session,
     )
 
 
@@ -112,6 +119,70 @@ async def test_no_origin_needs_an_api_key(user: User, reader: MemoryReader) -> N
     bearer = (b"authorization", f"Bearer {other}".encode())
     accepted, _ = await communicator("/ws/live/", AnonymousUser(), bearer).connect()
     assert not accepted, "a key for inference does not open the operations"
+
+
+async def closing(socket: SocketClient) -> Any:
+    """The message that closes a socket, after whatever came before it."""
+    async with asyncio.timeout(DEADLINE_SECONDS):
+        while (message := await socket.receive_output(DEADLINE_SECONDS))["type"] != "websocket.close":
+            pass
+    return message
+
+
+def _log_in(user: User) -> tuple[Client, Any]:
+    client = Client()
+    client.force_login(user)
+    return client, client.session
+
+
+async def test_a_socket_ends_with_the_login_that_opened_it(
+    user: User, reader: MemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "RECHECK_SECONDS", 0.05)
+    reader.show(PaperFleet(client=None).picture())  # type: ignore[arg-type]  # nothing is published
+    client, session = await sync_to_async(_log_in)(user)
+    socket = communicator("/ws/live/", user, OWN_ORIGIN, session=session)
+    assert (await socket.connect())[0]
+    await until(socket, "frame")
+    assert await socket.receive_nothing(0.3), "several checks of a login that stands change nothing"
+    await sync_to_async(client.logout)()
+    message = await closing(socket)
+    assert (message["code"], message["reason"]) == (4401, "nobody is logged in")
+    await socket.wait(DEADLINE_SECONDS)
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "live feed"]
+
+
+async def test_a_socket_ends_when_its_user_loses_the_right_or_the_account(
+    user: User, reader: MemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "RECHECK_SECONDS", 0.05)
+    assert reader.frame is None
+    _, session = await sync_to_async(_log_in)(user)
+    socket = communicator("/ws/live/", user, OWN_ORIGIN, session=session)
+    assert (await socket.connect())[0]
+    await sync_to_async(user.groups.clear)()
+    assert "lacks" in (await closing(socket))["reason"]
+    other = await sync_to_async(make_user)("walt", "viewer")
+    _, session = await sync_to_async(_log_in)(other)
+    socket = communicator("/ws/live/", other, OWN_ORIGIN, session=session)
+    assert (await socket.connect())[0]
+    other.is_active = False
+    await sync_to_async(other.save)()
+    assert (await closing(socket))["code"] == 4401
+
+
+async def test_a_socket_ends_when_its_api_key_is_revoked(
+    user: User, reader: MemoryReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(handshake, "RECHECK_SECONDS", 0.05)
+    assert reader.frame is None
+    key, text = await sync_to_async(create_api_key)(
+        user=user, name="cli", scopes=["api"], actor="test", now=clock.now()
+    )
+    socket = communicator("/ws/live/", AnonymousUser(), (b"authorization", f"Bearer {text}".encode()))
+    assert (await socket.connect())[0]
+    await sync_to_async(revoke_api_key)(key, actor="test", now=clock.now())
+    assert (await closing(socket))["code"] == 4401
 
 
 async def test_strangers_and_users_without_rights_are_refused(reader: MemoryReader) -> None:

@@ -17,7 +17,13 @@ class SocketClient(ApplicationCommunicator):
     """Opens a socket, sends text, and hands out what the application sends."""
 
     def __init__(
-        self, application: Any, address: str, *, user: Any, headers: list[tuple[bytes, bytes]]
+        self,
+        application: Any,
+        address: str,
+        *,
+        user: Any,
+        headers: list[tuple[bytes, bytes]],
+        session: Any = None,
     ) -> None:
         parts = urlsplit(address)
         scope = {
@@ -27,6 +33,7 @@ class SocketClient(ApplicationCommunicator):
             "headers": headers,
             "subprotocols": [],
             "user": user,
+            "session": session,
         }
         super().__init__(application, scope)
 
