@@ -6,9 +6,10 @@ state. One report that cannot be recorded is logged and left out; the others go 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -38,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 BATCH_REPORTS = 4_096
 """Of what piled up only the newest report of a node costs more than reading: a long read catches up."""
+RECORD_SECONDS = 0.5
+"""Of writing down, between two reads."""
 HELLO_PAUSE_SECONDS = 5.0
 """An agent without a lease introduces itself every three seconds, unasked."""
 INTAKE_STALE_SECONDS = 45.0
@@ -65,17 +68,36 @@ class Ingest:
         self._queue = queue
         self._block_seconds = block_seconds
         self.last_read_seconds = time.monotonic()
+        self._unrecorded: dict[str, None] = {}
+        """Nodes whose newest heartbeat was not compared with the record yet, in the order of their turn."""
 
     def step(self) -> None:
         """Read one batch and record it."""
-        batch = self._source.read(limit=BATCH_REPORTS, block_seconds=self._block_seconds)
+        block_seconds = 0.001 if self._unrecorded else self._block_seconds
+        batch = self._source.read(limit=BATCH_REPORTS, block_seconds=block_seconds)
         self.last_read_seconds = time.monotonic()
         # All of them count as signs of life before the first is recorded: a slow or absent Postgres
         # must not make the later ones look silent.
         self._hear(batch)
         for report in _newest(batch):
             self._record(report)
+        self._record_nodes(time.monotonic() + RECORD_SECONDS)
         self._source.acknowledge([received.position for received in batch])
+
+    def _record_nodes(self, deadline: float) -> None:
+        """Write down what changed on nodes, those that waited longest first, until time is up.
+
+        What is left waits for the next step: reports must be read on, or nodes that are well look dead.
+        """
+        while self._unrecorded and time.monotonic() < deadline:
+            node_id = next(iter(self._unrecorded))
+            view = self._state.node(node_id)
+            if view.heartbeat is not None:
+                with _left_out_if_bad("heartbeat"):
+                    self._record_replicas(view, view.heartbeat, clock.now())
+                    self._record_degradation(view, view.heartbeat, clock.now())
+            # Only now: where the store was away, the node is looked at again.
+            self._unrecorded.pop(node_id)
 
     def _hear(self, batch: Sequence[Received]) -> None:
         at, unix_seconds = time.monotonic(), clock.unix_seconds()
@@ -88,7 +110,7 @@ class Ingest:
                 view.hear(at, unix_seconds)
 
     def _record(self, report: Report) -> None:
-        try:
+        with _left_out_if_bad(type(report).__name__):
             match report:
                 case HeartbeatReport():
                     self._take_heartbeat(report, clock.now())
@@ -98,10 +120,6 @@ class Ingest:
                     _log_outcome(report)
                 case LogLines():
                     self._publisher.append_log(report)
-        except (OperationalError, InterfaceError):
-            raise  # the store is away: the batch comes again
-        except (DatabaseError, Node.DoesNotExist, ValidationError, ValueError):
-            _log.exception("event=report_not_recorded kind=%s", type(report).__name__)
 
     def _take_hello(self, hello: HelloReport, now: datetime) -> None:
         view = self._state.node(hello.node_id)
@@ -130,8 +148,7 @@ class Ingest:
             if beat.sequence <= view.sequence and view.heartbeat is not None:
                 return
             view.sequence, view.heartbeat = beat.sequence, beat
-        self._record_replicas(view, beat, now)
-        self._record_degradation(view, beat, now)
+        self._unrecorded.setdefault(beat.node_id)
 
     def _ask_for_hello(self, view: NodeView, beat: HeartbeatReport) -> None:
         """A lease that is not this one's: whatever it reports counts for life, and for nothing else."""
@@ -189,6 +206,17 @@ class Ingest:
             now=now,
         )
         view.degraded = mark
+
+
+@contextlib.contextmanager
+def _left_out_if_bad(kind: str) -> Iterator[None]:
+    """Log a report that cannot be recorded; the others go on. Raises where the store is away."""
+    try:
+        yield
+    except (OperationalError, InterfaceError):
+        raise  # the batch comes again
+    except (DatabaseError, Node.DoesNotExist, ValidationError, ValueError):
+        _log.exception("event=report_not_recorded kind=%s", kind)
 
 
 def _newest(batch: Sequence[Received]) -> list[Report]:
