@@ -132,6 +132,7 @@ class Controllers:
             self._adapters.lead.release()
 
     def _wait_for_lead(self) -> bool:
+        _log.info("event=waiting_for_lead")
         health = LoopHealth("lead")
         won = threading.Event()
 
