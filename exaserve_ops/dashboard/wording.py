@@ -182,6 +182,14 @@ def count_words(count: float | None) -> str:
     return number(count, 0)
 
 
+def cut_middle(text: str, kept: int) -> str:
+    """Keep the ends of a text that is longer than `kept` and a bit: `13000596…dc2613`."""
+    if len(text) <= kept + 4:
+        return text
+    tail = kept * 2 // 5
+    return f"{text[: kept - tail]}…{text[-tail:]}"
+
+
 def ago(age: timedelta) -> str:
     """Write an age: `just now`, `12 s ago`, `3 h 20 min ago`."""
     seconds = age.total_seconds()

@@ -11,7 +11,8 @@ from django.templatetags.static import static
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from exaserve_ops.dashboard import figures, wording
+from exaserve_ops.audit.models import Event
+from exaserve_ops.dashboard import figures, happenings, wording
 from exaserve_ops.lib import clock
 
 register = template.Library()
@@ -119,6 +120,30 @@ def sparkline(values: Sequence[float | None] | None, name: str = "") -> dict[str
 def words(status: str) -> str:
     """Write a status or event with spaces."""
     return status.replace("_", " ")
+
+
+@register.filter
+def happening(event: Event) -> str:
+    """Say what happened, to be read after the name of the event's subject."""
+    return happenings.words_of(event.subject_kind, event.event, event.reason)
+
+
+@register.filter
+def actor(name: str) -> str:
+    """Name of who did it, as people say it."""
+    return happenings.actor_words(name)
+
+
+@register.filter
+def middle(text: str, kept: int = 16) -> str:
+    """Cut out the middle of a long text, where ids that differ tend to be alike."""
+    return wording.cut_middle(text, kept)
+
+
+@register.filter
+def or_no_data(text: str) -> str | SafeString:
+    """Say in words that a value of a table is missing."""
+    return format_html('<span class="missing">{}</span>', "no data") if text == wording.MISSING else text
 
 
 @register.filter

@@ -1,0 +1,125 @@
+"""What happened, as people say it: words for every event that the audit record knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_OF_ANY: Mapping[str, str] = {
+    "created": "was created",
+    "changed": "was changed",
+    "deleted": "was deleted",
+    "revoked": "was revoked",
+    "registered": "was registered",
+}
+_OF_KIND: Mapping[str, Mapping[str, str]] = {
+    "node": {
+        "enrolled": "joined the fleet",
+        "said_hello": "introduced itself",
+        "moved": "has another address",
+        "reported": "is alive",
+        "missed": "missed a heartbeat",
+        "lost": "is dead",
+        "recovered": "is back",
+        "retired": "was retired",
+        "cordoned": "was cordoned",
+        "uncordoned": "takes new replicas again",
+        "drain": "is being drained",
+        "drain_changed": "has another drain deadline",
+        "emptied": "is drained",
+        "found_more": "is not empty after all",
+        "undrain": "is back in use",
+        "degraded": "is degraded",
+        "healthy_again": "is healthy again",
+        "keys_revoked": "had its keys revoked",
+        "lease_granted": "was granted a lease",
+        "agent_restart_over_ssh": "has its agent restarted over SSH",
+        "agent_restarted": "had its agent restarted",
+    },
+    "accelerator": {
+        "quarantined": "was taken out of use",
+        "quarantine_lifted": "is in use again",
+    },
+    "replica": {
+        "place": "was given a node",
+        "unplace": "lost its node",
+        "seen_waiting": "waits to be launched",
+        "seen_starting": "is starting",
+        "seen_loading": "is loading",
+        "seen_ready": "became ready",
+        "seen_backing_off": "waits to start again",
+        "seen_failed": "was given up",
+        "seen_stopping": "is stopping",
+        "seen_stopped": "stopped",
+        "node_lost": "is out of reach with its node",
+        "drain": "is let go, finishing its requests",
+        "stop": "was told to stop",
+        "cancel": "was cancelled before it ran",
+        "exited": "exited",
+        "stalled": "stalled",
+        "waits": "waits for room",
+        "restarted": "was restarted",
+        "replaced": "is being replaced",
+        "unroutable": "cannot be reached by gateways",
+        "routable_again": "can be reached again",
+        "promoted": "was promoted to serve",
+        "stood_down": "became a standby",
+        "healing_waits": "is not healed yet",
+        "slow": "is slower than its peers",
+        "slow_over": "is as fast as its peers again",
+    },
+    "deployment": {
+        "scaled": "was scaled",
+        "delete": "is being deleted",
+        "emptied": "is gone",
+    },
+    "installation": {
+        "offered": "waits for its host key to be confirmed",
+        "recognised": "has a known host key",
+        "confirmed": "had its host key confirmed",
+        "started": "started",
+        "taken_over": "was taken over by another controller",
+        "finished": "finished",
+        "removed": "was removed",
+        "broke": "failed",
+        "asked": "was asked for again",
+        "abandoned": "was abandoned",
+        "heal_over_ssh_on": "may be healed over SSH",
+        "heal_over_ssh_off": "may not be healed over SSH",
+    },
+    "ssh_host_key": {
+        "pinned": "was pinned",
+        "forgotten": "was forgotten",
+    },
+    "incident": {
+        "opened": "was opened",
+        "resolve": "resolved itself",
+        "confirm": "was confirmed",
+        "dismiss": "was dismissed",
+    },
+}
+_ACTORS: Mapping[str, str] = {"agent": "agent on {}", "controller": "{} controller", "user": "{}"}
+
+
+def has_words(kind: str, event: str) -> bool:
+    """Whether somebody chose words for the event of such a subject."""
+    return event in _OF_KIND.get(kind, {}) or event in _OF_ANY
+
+
+def words_of(kind: str, event: str, reason: str = "") -> str:
+    """Say what happened to a subject, to be read after its name; an unknown event is spelled out."""
+    words = _OF_KIND.get(kind, {}).get(event) or _OF_ANY.get(event) or event.replace("_", " ")
+    how = _how_it_exited(reason) if event == "exited" else ""
+    return f"{words}: {how}" if how else words
+
+
+def actor_words(actor: str) -> str:
+    """Name of who did it: `agent on node-1` for `agent:node-1`."""
+    kind, colon, name = actor.partition(":")
+    return _ACTORS.get(kind, "{}").format(name) if colon and name else actor
+
+
+def _how_it_exited(reason: str) -> str:
+    """The part of `attempt 2 killed by signal 9 after 3.1 s` that tells attempts apart."""
+    start, _, rest = reason.partition(" ")
+    number, _, how = rest.partition(" ")
+    return how.removeprefix("exited with ") if start == "attempt" and number.isdigit() else ""
