@@ -7,6 +7,7 @@ each port, bound to the loopback interface, serves a thousand nodes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import socket
 import threading
@@ -72,6 +73,8 @@ class EngineServer:
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._sockets: list[socket.socket] = []
+        self._stopping = asyncio.Event()
+        self.connections: set[asyncio.Transport] = set()
 
     def start(self) -> None:
         """Listen. Raises `OSError` where a port is taken or the loopback interface is out of reach."""
@@ -80,18 +83,25 @@ class EngineServer:
 
     def stop(self) -> None:
         """Close everything."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join(_STOP_SECONDS)
-        for listener in self._sockets:
-            listener.close()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        for listener in self._sockets:
-            self._loop.run_until_complete(
-                self._loop.create_server(lambda: _Connection(self), sock=listener, backlog=_LISTEN_BACKLOG)
-            )
-        self._loop.run_forever()
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        servers = [
+            await self._loop.create_server(lambda: _Connection(self), sock=listener, backlog=_LISTEN_BACKLOG)
+            for listener in self._sockets
+        ]
+        await self._stopping.wait()
+        for server in servers:
+            server.close()
+        for transport in list(self.connections):
+            transport.abort()
+        for server in servers:
+            await server.wait_closed()
 
 
 class _Connection(asyncio.Protocol):
@@ -109,6 +119,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._server.connections.add(self._transport)
         self._address = transport.get_extra_info("sockname")
         with self._server.lock:
             found = self._server.fleet.find_replica(*self._address[:2])
@@ -116,6 +127,7 @@ class _Connection(asyncio.Protocol):
             self._transport.abort()  # as near to a refused connection as an open port can be
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - the protocol's signature
+        self._server.connections.discard(self._transport)
         if self._task is not None:
             self._task.cancel()
 
