@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from django.contrib import admin
-from django.urls import include, path
+from django.urls import include, path, re_path
+
+from exaserve_ops.dashboard.views.addresses import favicon, without_slash
 
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("exaserve_ops.api.urls")),
     path("", include("exaserve_ops.dashboard.urls")),
+    path("favicon.ico", favicon),
+    # Last: only what nothing above answers to.
+    re_path(r"^(?P<page>[^/].*[^/])/$", without_slash),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any, cast
 
 import redis
@@ -101,6 +102,15 @@ class RedisLiveReader:
         except redis.RedisError:
             return None
         return cast("dict[str, Any]", json.loads(raw)) if raw else None
+
+    def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """Last telemetry of many nodes, in one round trip; without those that have none."""
+        ids = list(node_ids)
+        try:
+            raws = cast("list[bytes | None]", self._sync.hmget(NODES_KEY, ids)) if ids else []
+        except redis.RedisError:
+            return {}
+        return {node_id: json.loads(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
 
     def read_layout(self) -> bytes | None:
         """Newest heatmap layout; `None` where there is none, or Redis is away."""

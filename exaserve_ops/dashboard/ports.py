@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from exaserve_ops.inventory.domain.installation import Credentials
@@ -26,6 +27,10 @@ class LiveReader(Protocol):
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         """Last telemetry of a node and its replicas, for a page; `None` where nothing was reported."""
+        ...
+
+    def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """The same for many nodes at once; without those that have reported nothing."""
         ...
 
     def read_layout(self) -> bytes | None:

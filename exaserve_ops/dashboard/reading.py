@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from django.http import QueryDict
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.audit.selectors import events_of
+from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain import lifecycle as states
@@ -21,6 +23,8 @@ from exaserve_ops.telemetry.models import ReplicaMinute
 
 ACTIVE_SESSION_AGE = timedelta(minutes=15)
 HISTORY_ROWS = 20
+LOAD_SECONDS = 10.0
+"""What was reported longer ago is no longer shown as the load of now."""
 
 
 def nodes_with_counts() -> QuerySet[Node]:
@@ -92,6 +96,14 @@ def load_of(telemetry: dict[str, Any] | None, replica_id: object) -> dict[str, A
     """A replica's last load out of its node's telemetry; empty where nothing was said."""
     replicas = (telemetry or {}).get("replicas", {})
     return dict((replicas.get(str(replica_id)) or {}).get("load") or {})
+
+
+def with_loads(replicas: Iterable[Replica], *, now_seconds: float) -> list[tuple[Replica, Mapping[str, Any]]]:
+    """Replicas with their load; empty where it is not known, or older than `LOAD_SECONDS`."""
+    rows = list(replicas)
+    telemetry = live_reader().read_nodes({str(row.node_id) for row in rows if row.node_id})
+    fresh = {i: t for i, t in telemetry.items() if now_seconds - (t["received_at"] or 0) <= LOAD_SECONDS}
+    return [(row, load_of(fresh.get(str(row.node_id)), row.pk)) for row in rows]
 
 
 def chosen(query: QueryDict, name: str) -> str:

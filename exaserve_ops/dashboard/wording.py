@@ -6,8 +6,10 @@ A state is always a word, a tone (colour) and a shape, so that no reader depends
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 from exaserve_ops.health.domain.incident import INCIDENT
 from exaserve_ops.inventory.domain.drain import NODE_DRAIN
@@ -180,6 +182,16 @@ def count_words(count: float | None) -> str:
             scaled = count / (1e3 if letter == "k" else limit)
             return f"{number(scaled)}{THIN_SPACE}{letter}"
     return number(count, 0)
+
+
+def load_words(load: Mapping[str, Any]) -> dict[str, str]:
+    """Cells of a table of replicas: what is not known is missing, never zero."""
+    return {
+        "kv": percent(load.get("kv_used_ratio")),
+        "ttft": duration(load.get("ttft_p95_seconds")),
+        "running": number(load.get("requests_running"), 0),
+        "waiting": number(load.get("requests_waiting"), 0),
+    }
 
 
 def cut_middle(text: str, kept: int) -> str:

@@ -4,13 +4,13 @@ import { loadPlotly, token } from "./plotly.js";
 const RENEW_MS = 60000;
 
 async function draw(element) {
-  const columns = element.clientWidth < 480 ? 1 : element.clientWidth < 900 ? 2 : 4;
+  const columns = element.clientWidth < 480 ? 1 : element.clientWidth < 900 ? 2 : Number(element.dataset.mostColumns ?? 4);
   element.dataset.columns = String(columns);
   const answer = await fetch(`${element.dataset.figure}?columns=${columns}`).catch(() => null);
   if (!answer?.ok || answer.redirected) return;
   const figure = await answer.json();
   if (!figure.data.length) {
-    element.textContent = "Nothing has been recorded in the last hour.";
+    element.textContent = "Nothing has been recorded in this time yet: roll-ups are written each minute.";
     element.className = "soft";
     return;
   }
@@ -25,6 +25,8 @@ async function paint(element) {
   const axis = { gridcolor: token("--line-soft"), zeroline: false, linecolor: token("--line-soft"), tickfont: { size: 12, color: soft }, fixedrange: true };
   const themed = { ...layout, paper_bgcolor: "transparent", plot_bgcolor: "transparent", margin: { l: 40, r: 8, t: 24, b: 28 }, font: { family: token("--font"), size: 12, color: soft }, hovermode: "closest", autosize: true };
   for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) themed[name] = { ...axis, ...layout[name] };
+  // As dates, Plotly shows them in the viewer's zone.
+  for (const line of data) line.x = line.x.map((at) => new Date(at));
   for (const line of data) line.line.color = token(`--series-${(line.meta.colour % 6) + 1}`);
   await Plotly.react(element, data, themed, { displayModeBar: false, responsive: true });
 }

@@ -1,5 +1,8 @@
 // Tables that change under the reader: rows are renewed in place, new ones are announced, nothing jumps.
 const ROW_MS = 1000;
+const LOADS_MS = 5000;
+const NO_DATA = "no data";
+const MISSING = "–";
 const dueRows = new Map();
 
 function renewRow(row) {
@@ -27,7 +30,27 @@ function announce(kind, count) {
   notice.hidden = false;
 }
 
+// The loads in a table of replicas: only texts change, so nothing moves under the reader.
+async function renewLoads(body) {
+  const rows = [...body.querySelectorAll("tr[data-subject]")];
+  if (!rows.length) return;
+  const ids = rows.map((row) => row.dataset.subject).join(",");
+  const answer = await fetch(`${body.dataset.loadsUrl}?ids=${ids}`).catch(() => null);
+  const known = answer?.ok && !answer.redirected ? await answer.json() : {};
+  for (const row of rows) {
+    for (const cell of row.querySelectorAll("[data-load]")) {
+      const said = known[row.dataset.subject]?.[cell.dataset.load] ?? MISSING;
+      const text = said === MISSING ? NO_DATA : said;
+      if (cell.textContent !== text) cell.textContent = text;
+      cell.classList.toggle("missing", text === NO_DATA);
+    }
+  }
+}
+
 export function setUpTables(link) {
+  setInterval(() => {
+    if (document.visibilityState === "visible") document.querySelectorAll("[data-loads-url]").forEach(renewLoads);
+  }, LOADS_MS);
   link.addEventListener("events", ({ detail: events }) => {
     const news = new Map();
     for (const event of events) {

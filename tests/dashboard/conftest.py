@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,9 @@ class MemoryReader:
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         return self.nodes.get(node_id)
+
+    def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        return {node_id: self.nodes[node_id] for node_id in node_ids if node_id in self.nodes}
 
     def read_layout(self) -> bytes | None:
         return self.layout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -14,10 +15,14 @@ from exaserve_ops.access.models import ApiKey
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard import urls
 from exaserve_ops.health.services.incidents import open_incident
-from exaserve_ops.inventory.models import JoinToken, Node
+from exaserve_ops.inventory.models import JoinToken, Node, SshHostKey
+from exaserve_ops.inventory.services.installations import InstallationWish, create_installation
+from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.replicas import advance_replica, create_replicas
 from exaserve_ops.sessions.models import InferenceSession
+from exaserve_ops.telemetry.models import ReplicaMinute
+from tests.dashboard.conftest import MemoryReader
 from tests.fakes.world import NOW, make_deployment, make_model, make_node, make_user
 
 OPEN_TO_ALL = {"login", "logout"}
@@ -36,6 +41,10 @@ def world(operator: Client) -> dict[str, Any]:  # noqa: ARG001 - opens the datab
         "incident_id": open_incident(
             "mass_silence", scope="fleet", node_ids=[], evidence="all at once", actor="test", now=NOW
         ).pk,
+        "installation_id": create_installation(
+            InstallationWish("gpu-2.example", "ops", "agent"), actor="test", now=NOW
+        ).pk,
+        "pin_id": SshHostKey.objects.create(host="gpu-2.example", key_type="ssh-ed25519", blob="AAAA").pk,
         "deployment_id": deployment.pk,
         "replica_id": replica.pk,
         "model_id": deployment.model_id,
@@ -87,10 +96,12 @@ def test_a_viewer_reads_every_page(viewer: Client, world: dict[str, Any]) -> Non
         if name in OPEN_TO_ALL | {"styleguide", "live_layout"}:
             continue
         answer = viewer.get(address)
-        writes = {"node_join", "node_cordon", "node_uncordon", "key_revoke"}
+        writes = {"node_cordon", "node_uncordon", "key_revoke", "host_key_forget", "installations_upgrade"}
+        writes |= {f"installation_{act}" for act in ("confirm", "act", "abandon", "healing")}
         writes |= {"replica_restart", "replica_replace", "node_drain", "node_undrain"}
         writes |= {"incident_confirm", "incident_dismiss"}
         forms = {"deployment_new", "deployment_scale", "deployment_delete", "model_new"}
+        forms |= {"node_join", "installation_new"}
         expected = 405 if name in writes else 403 if name in forms else 200
         assert answer.status_code == expected, name
 
@@ -296,11 +307,51 @@ def test_creating_a_deployment_reads_options_and_names_what_is_wrong(operator: C
     wrong = operator.post(reverse("deployment_new"), form | {"engine_options": "kv_blocks 512"})
     assert wrong.status_code == 422
     assert "is not “name = value”" in wrong.content.decode()
-    assert operator.post(reverse("deployment_new"), form).status_code == 302
+    create_as_planned(operator, form)
     made = Deployment.objects.get()
     assert made.engine_options == {"kv_blocks": 512, "flag": True, "name": "x"}
     assert made.placement == {"nodes": ["gpu-1"]}
     assert operator.post(reverse("deployment_new"), form).status_code == 422
+
+
+def create_as_planned(operator: Client, form: dict[str, Any]) -> None:
+    """Ask for the plan, and confirm it."""
+    page = operator.post(reverse("deployment_new"), form | {"step": "plan"})
+    assert page.status_code == 200, page.content.decode()
+    planned = re.search(r'name="planned" value="(\w+)"', page.content.decode())
+    assert planned is not None
+    confirmed = operator.post(reverse("deployment_new"), form | {"step": "create", "planned": planned[1]})
+    assert confirmed.status_code == 302
+
+
+def test_a_new_deployment_shows_where_its_replicas_go_before_it_exists(operator: Client) -> None:
+    model = make_model()
+    make_node("gpu-1", accelerators=1)
+    form = {
+        "name": "chat",
+        "model": str(model.pk),
+        "replicas": 2,
+        "engine": "torch",
+        "memory_mib": 5000,
+        "accelerators_per_replica": 1,
+        "drain_seconds": 60,
+        "start_seconds": 300,
+    }
+    page = operator.post(reverse("deployment_new"), form | {"step": "plan"}).content.decode()
+    assert "on gpu-1" in page
+    assert "fits nowhere" in page
+    assert not Deployment.objects.exists()
+    assert not Event.objects.filter(subject_kind="deployment").exists()
+    # What is confirmed is what was read: another form gets its own plan first.
+    planned = re.search(r'name="planned" value="(\w+)"', page)
+    assert planned is not None
+    changed = form | {"replicas": 3, "step": "create", "planned": planned[1]}
+    page = operator.post(reverse("deployment_new"), changed).content.decode()
+    assert "new replica 3" in page
+    assert "what you confirm must be what you read" in page
+    assert not Deployment.objects.exists()
+    create_as_planned(operator, form)
+    assert Deployment.objects.get().replicas == 2
 
 
 def test_registering_a_folder_without_a_model_says_what_is_missing(operator: Client, tmp_path: Any) -> None:
@@ -317,6 +368,77 @@ def test_filters_and_pages_live_in_the_address(operator: Client, world: dict[str
     second = operator.get(reverse("replicas"), {"state": "pending", "page": 2}).content.decode()
     assert "51\u201361 of 61" in second
     assert "Nothing matches" in operator.get(reverse("replicas"), {"state": "nonsense"}).content.decode()
+
+
+def test_loads_stand_in_the_table_and_are_renewed_never_as_zero(
+    operator: Client, world: dict[str, Any], reader: MemoryReader
+) -> None:
+    node = Node.objects.get()
+    Replica.objects.filter(pk=world["replica_id"]).update(node=node)
+    page = operator.get(reverse("replicas")).content.decode()
+    assert page.count("no data") == 4
+    load = {"kv_used_ratio": 0.37, "requests_running": 3, "requests_waiting": 0, "ttft_p95_seconds": None}
+    telemetry = {
+        "received_at": clock.unix_seconds(),
+        "replicas": {str(world["replica_id"]): {"state": "ready", "load": load}},
+    }
+    reader.nodes[str(node.pk)] = telemetry
+    page = operator.get(reverse("replicas")).content.decode()
+    assert "37\u202f%" in page
+    assert page.count("no data") == 1, "its engine does not say its TTFT"
+    row = operator.get(addresses(world)["replica_row"]).content.decode()
+    assert "37\u202f%" in row
+    asked = {"ids": f"{world['replica_id']},nonsense"}
+    assert operator.get(reverse("replica_loads"), asked).json() == {
+        str(world["replica_id"]): {"kv": "37\u202f%", "ttft": "\u2013", "running": "3", "waiting": "0"}
+    }
+    telemetry["received_at"] -= 60
+    assert "37\u202f%" not in operator.get(reverse("replicas")).content.decode()
+
+
+def test_the_chart_of_a_replica_has_gaps_where_nothing_was_recorded(
+    operator: Client, world: dict[str, Any]
+) -> None:
+    address = addresses(world)["replica_figure"]
+    assert operator.get(address).json()["data"] == []
+    minute = clock.now().replace(second=0, microsecond=0) - timedelta(minutes=5)
+    for back in (0, 2):
+        ReplicaMinute.objects.create(
+            replica_id=world["replica_id"], minute=minute - timedelta(minutes=back), kv_used_ratio_max=0.5
+        )
+    lines = operator.get(address).json()["data"]
+    assert len(lines) == 6
+    known = [value for value in lines[0]["y"] if value is not None]
+    assert known == [0.5, 0.5]
+    at = lines[0]["y"].index(0.5)
+    assert lines[0]["y"][at : at + 3] == [0.5, None, 0.5]
+    assert not any(lines[1]["y"]), "an engine that said nothing has no line, not one at zero"
+
+
+def test_long_session_ids_are_cut_and_can_be_copied_whole(operator: Client, world: dict[str, Any]) -> None:
+    whole = "13000596-258d-442d-a39e-57b2cadc2613"
+    InferenceSession.objects.filter(pk=world["pk"]).update(session_id=whole)
+    page = operator.get(reverse("sessions")).content.decode()
+    assert ">13000596-2…dc2613<" in page
+    assert f'data-copy="{whole}"' in page
+
+
+def test_an_address_with_a_slash_too_many_leads_to_the_page(operator: Client) -> None:
+    answer = operator.get("/nodes/?state=dead")
+    assert (answer.status_code, answer["Location"]) == (302, "/nodes?state=dead")
+    assert operator.get("/nonsense/").status_code == 404
+    assert operator.get("/", PATH_INFO="//evil.example/nodes/").status_code == 404
+    assert operator.get("/favicon.ico")["Location"].endswith("/img/icon.svg")
+    assert Client().get("/favicon.ico").status_code == 302
+
+
+def test_a_phone_has_four_entries_and_the_rest_behind_more(operator: Client) -> None:
+    page = operator.get(reverse("events")).content.decode()
+    bar, rest = page.split('id="more-pages"')
+    assert bar.count('class="entry"') == 4
+    assert 'aria-current="page"' in rest
+    assert 'class="more here"' in bar
+    assert 'class="more"' in operator.get(reverse("fleet")).content.decode()
 
 
 def test_search_finds_by_name_and_id_only_what_the_user_may_see(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from importlib import import_module
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,7 +30,7 @@ NOT_ADMITTED = 4401
 Connection = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
-Application = Callable[[Connection, Receive, Send], Awaitable[None]]
+Application = Callable[[Connection, Receive, Send], Coroutine[Any, Any, None]]
 
 
 class GuardedSocket:

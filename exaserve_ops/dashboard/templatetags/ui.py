@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
@@ -140,10 +140,10 @@ def middle(text: str, kept: int = 16) -> str:
     return wording.cut_middle(text, kept)
 
 
-@register.filter
-def or_no_data(text: str) -> str | SafeString:
-    """Say in words that a value of a table is missing."""
-    return format_html('<span class="missing">{}</span>', "no data") if text == wording.MISSING else text
+@register.inclusion_tag("replicas/loads.html")
+def load_cells(load: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Render the cells of a replica's load."""
+    return {"words": wording.load_words(load or {}), "missing": wording.MISSING}
 
 
 @register.filter

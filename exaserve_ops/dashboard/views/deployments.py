@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
+from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
@@ -15,7 +17,7 @@ from exaserve_ops.dashboard.forms import MIB, DeleteForm, DeploymentForm, ScaleF
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.plans import PlanPreview, preview_deletion, preview_scale
 from exaserve_ops.dashboard.problems import title_state
-from exaserve_ops.dashboard.reading import active_sessions, history_of, replicas_with_places
+from exaserve_ops.dashboard.reading import active_sessions, history_of, replicas_with_places, with_loads
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain import lifecycle as states
@@ -77,7 +79,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     context = {
         "title": title_state([(found.failed_count, "failed")], found.name),
         "deployment": found,
-        "replicas": live[:SHOWN_REPLICAS],
+        "replicas": with_loads(live[:SHOWN_REPLICAS], now_seconds=clock.unix_seconds()),
         "replica_total": live.count(),
         "shown_replicas": SHOWN_REPLICAS,
         "events": history_of("deployment", deployment_id),
@@ -89,20 +91,24 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @requires("serving.add_deployment")
 def deployment_new(request: HttpRequest) -> HttpResponse:
-    """Show the form of a new deployment, and make it."""
+    """Show the form of a new deployment, what making it would do, and make it when confirmed."""
     form = DeploymentForm(request.POST or None, initial={"model": request.GET.get("model")})
+    context: dict[str, Any] = {"title": "New deployment", "form": form}
     if request.method == "POST" and form.is_valid():
+        wish, actor = _wish_of(form.cleaned_data), actor_of(request)
+        confirmed = request.POST.get("step") == "create"
         try:
-            made = create_deployment(_wish_of(form.cleaned_data), actor=actor_of(request), now=clock.now())
+            if confirmed and request.POST.get("planned") == _digest_of(wish):
+                made = create_deployment(wish, actor=actor, now=clock.now())
+                messages.success(request, f"{made.name} is created; its replicas are being placed.")
+                return redirect("deployment", made.pk)
+            plan = _plan_of(wish, actor)
+            context |= {"plan": plan, "planned": _digest_of(wish), "overtaken": confirmed}
         except InvalidInputError as error:
             form.add_error(error.field if error.field in form.fields else None, error.message)
         except ConflictError as error:
             form.add_error("name", str(error))
-        else:
-            messages.success(request, f"{made.name} is created; its replicas are being placed.")
-            return redirect("deployment", made.pk)
     status = 422 if form.errors else 200
-    context = {"title": "New deployment", "form": form}
     return render(request, "deployments/new.html", context, status=status)
 
 
@@ -149,6 +155,26 @@ def deployment_delete(request: HttpRequest, deployment_id: UUID) -> HttpResponse
     }
     status = CONFLICT if conflict else 200
     return render(request, "deployments/delete.html", context, status=status)
+
+
+def _plan_of(wish: DeploymentWish, actor: str) -> PlanPreview:
+    """Plan a deployment that does not exist: make it, look, and take it back.
+
+    So the plan stands on the very record that making it would leave. Raises as `create_deployment` does.
+    """
+    now = clock.now()
+    with transaction.atomic():
+        made = create_deployment(wish, actor=actor, now=now)
+        snapshot = deployment_snapshot(made.pk, active_sessions={}, now=now)
+        transaction.set_rollback(True)
+    if snapshot is None:
+        raise AssertionError("it was made just now")
+    return preview_scale(snapshot, wish.replicas, now=now)
+
+
+def _digest_of(wish: DeploymentWish) -> str:
+    """Tells whether what is confirmed is what was planned."""
+    return hashlib.sha256(repr(wish).encode()).hexdigest()[:32]
 
 
 def _scale(request: HttpRequest, found: Deployment) -> HttpResponse:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -12,10 +13,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from exaserve_ops.dashboard.access import actor_of, requires
+from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import title_state
-from exaserve_ops.dashboard.reading import history_of, load_of, replicas_with_places
+from exaserve_ops.dashboard.reading import history_of, load_of, replicas_with_places, with_loads
+from exaserve_ops.dashboard.wording import load_words
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
@@ -25,8 +28,19 @@ from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.replicas import replace_replica, restart_replica
 from exaserve_ops.sessions.models import InferenceSession
+from exaserve_ops.telemetry.selectors import minutes_of
 
 SHOWN_SESSIONS = 10
+MAX_LOADS = 200
+HISTORY = timedelta(hours=3)
+_PANELS = (
+    ("KV pool used", "ratio", "kv_used_ratio_max", 1.0),
+    ("TTFT p95", "seconds", "ttft_p95_seconds_max", None),
+    ("Tokens/s", "tokens_per_second", "generation_tokens_per_second_mean", None),
+    ("Running", "requests", "requests_running_mean", None),
+    ("Queue", "requests", "requests_waiting_max", None),
+    ("Prefix hit rate", "ratio", "prefix_hit_ratio_mean", 1.0),
+)
 
 
 @require_safe
@@ -59,7 +73,8 @@ def replicas(request: HttpRequest) -> HttpResponse:
     shown = list(listing.page.object_list)
     failed = sum(replica.status == states.FAILED for replica in shown)
     title = title_state([(failed, "failed")], "Replicas")
-    context = {"title": title, "listing": listing, "rows": shown}
+    rows_with_loads = with_loads(shown, now_seconds=clock.unix_seconds())
+    context = {"title": title, "listing": listing, "rows": rows_with_loads}
     return render(request, "replicas/list.html", context)
 
 
@@ -68,7 +83,34 @@ def replicas(request: HttpRequest) -> HttpResponse:
 def replica_row(request: HttpRequest, replica_id: UUID) -> HttpResponse:
     """Show one row of the table again."""
     found = get_object_or_404(replicas_with_places(), pk=replica_id)
-    return render(request, "replicas/row.html", {"replica": found})
+    ((_, load),) = with_loads([found], now_seconds=clock.unix_seconds())
+    context = {"replica": found, "load": load, "brief": request.GET.get("brief") == "1"}
+    return render(request, "replicas/row.html", context)
+
+
+@require_safe
+@requires("serving.view_replica")
+def replica_loads(request: HttpRequest) -> HttpResponse:
+    """Answer the loads of replicas (`?ids=`, comma-separated), in the words of the table's cells."""
+    ids = [text for text in request.GET.get("ids", "").split(",") if _is_uuid(text)][:MAX_LOADS]
+    found = with_loads(Replica.objects.filter(pk__in=ids), now_seconds=clock.unix_seconds())
+    return JsonResponse({str(row.pk): load_words(load) for row, load in found})
+
+
+@require_safe
+@requires("serving.view_replica")
+def replica_figure(request: HttpRequest, replica_id: UUID) -> HttpResponse:
+    """Answer the last hours of one replica, as a Plotly figure of `?columns=` columns."""
+    found = get_object_or_404(Replica, pk=replica_id)
+    until = clock.now()
+    since = until - HISTORY
+    minutes = minutes_of(replica_id, since=since)
+    panels = []
+    for title, unit, field, top in _PANELS if minutes else ():
+        known = {row.minute: getattr(row, field) for row in minutes}
+        panels.append(Panel(title, unit, (by_minute(found.name, known, since=since, until=until),), top))
+    columns = {"1": 1, "2": 2}.get(request.GET.get("columns", ""), 3)
+    return JsonResponse(small_multiples(panels, columns=columns))
 
 
 @require_safe
@@ -112,6 +154,14 @@ def replica_restart(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 def replica_replace(request: HttpRequest, replica_id: UUID) -> HttpResponse:
     """Let a replica go; its deployment makes a new one."""
     return _act(request, replica_id, replace_replica, "is let go; a new one takes its place")
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _act(
