@@ -80,7 +80,12 @@ class Guard:
             return frozenset()
         self._refresh_racks(views, now)
         self._hear_people()
-        nodes = [node for view in views if (node := self._watched(view, lost, now)) is not None]
+        decided = self._nodes_of(CONFIRMED) | self._nodes_of(DISMISSED)
+        nodes = [
+            node
+            for view in views
+            if view.node_id not in decided and (node := self._watched(view, lost, now)) is not None
+        ]
         ruling = rule(nodes, self._held.values(), now, self._settings)
         self._carry_out(ruling)
         self._ask_gateways(now)
@@ -90,8 +95,6 @@ class Guard:
 
     # ------------------------------------------------------------------ what is seen
     def _watched(self, view: NodeView, lost: frozenset[str], now: float) -> WatchedNode | None:
-        if view.node_id in self._nodes_of(CONFIRMED):
-            return None
         rack = self._racks.get(view.node_id, "")
         if view.liveness in {ALIVE, SUSPECT}:
             silent = view.liveness == SUSPECT or view.node_id in lost
