@@ -10,12 +10,14 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
+from exaserve_ops.health.domain.incident import INCIDENT
+from exaserve_ops.inventory.domain.drain import NODE_DRAIN
 from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 
-LIFECYCLES = (DEPLOYMENT, REPLICA, NODE_LIVENESS, INSTALLATION)
+LIFECYCLES = (DEPLOYMENT, REPLICA, NODE_LIVENESS, NODE_DRAIN, INCIDENT, INSTALLATION)
 
 _HEAD = """\
 # Lifecycles
