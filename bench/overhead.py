@@ -171,7 +171,10 @@ def measure(*, sizes: Sequence[int], replicas: int, seconds: float, headline: in
     with tempfile.TemporaryDirectory(prefix="exaops-overhead-") as folder:
         var = Path(folder) / "var"
         with fleet_up(HERE, var, "--no-demo", "--nodes", "0") as run:
-            by_size = [measure_size(run, nodes, replicas, seconds) for nodes in sorted({*sizes, headline})]
+            by_size = []
+            for nodes in sorted({*sizes, headline}):
+                by_size.append(measure_size(run, nodes, replicas, seconds))
+                print(json.dumps(by_size[-1]), file=sys.stderr)  # the larger sizes take minutes
         orphans = len(leftovers(var))
     top = next(figures for figures in by_size if figures["nodes"] == headline)
     return top | {
@@ -188,7 +191,7 @@ def _growth(by_size: Sequence[Mapping[str, Any]]) -> float | None:
     cost = {figures["nodes"]: figures["control_plane_core_ratio"] for figures in by_size}
     if not cost.get(_REFERENCE_NODES) or _LARGE_NODES not in cost:
         return None
-    return round(cost[_LARGE_NODES] / cost[_REFERENCE_NODES], 3)
+    return float(round(cost[_LARGE_NODES] / cost[_REFERENCE_NODES], 3))
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -231,6 +234,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=30.0, help="of watching, for each size")
     parser.add_argument("--sizes", type=_sizes, default=[], help="more sizes, such as 64,128,512,1024")
     arguments = parser.parse_args(argv)
+    # Whoever ends the benchmark ends its fleet: `finally` blocks run for this exception.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         figures = measure(
             sizes=arguments.sizes,
