@@ -187,7 +187,9 @@ def _replica(seen: v1.ReplicaObserved) -> ObservedReplica:
 def _exit(ended: v1.ExitInfo | None) -> ObservedExit | None:
     if ended is None:
         return None
-    return ObservedExit(ended.attempt, ended.code, ended.signal, ended.duration_seconds, ended.log_tail)
+    return ObservedExit(
+        ended.attempt, ended.code, ended.signal, ended.duration_seconds, ended.log_tail, ended.why
+    )
 
 
 def _load(telemetry: v1.ReplicaTelemetry | None) -> ReplicaLoad | None:

@@ -58,6 +58,12 @@ def live_replicas() -> QuerySet[Replica]:
     )
 
 
+def broken_replicas() -> QuerySet[Replica]:
+    """Replicas that will not serve before somebody acts: failed, or ready where no gateway reaches them."""
+    unreached = Q(status=states.READY) & ~Q(unroutable_reason="")
+    return Replica.objects.filter(Q(status=states.FAILED) | unreached)
+
+
 def deployment_snapshot(
     deployment_id: UUID, *, active_sessions: Mapping[str, int], now: datetime
 ) -> DeploymentSnapshot | None:

@@ -186,7 +186,7 @@ def test_three_failures_in_a_row_end_readiness_and_one_success_restores_it() -> 
     assert steps(READY, Answer.CLOSED, Answer.CLOSED).probe is Probe.READY
     assert steps(READY, Answer.CLOSED, READY, Answer.CLOSED, Answer.CLOSED).probe is Probe.READY
     lost = steps(READY, *[Answer.CLOSED] * 3)
-    assert lost.probe is Probe.UNREACHABLE
+    assert lost.probe is Probe.DEAD
     assert steps(READY, *[Answer.CLOSED] * 3, READY).probe is Probe.READY
 
 

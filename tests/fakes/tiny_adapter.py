@@ -33,4 +33,8 @@ class TinyAdapter:
         )
 
     def parse_metrics(self, page: str) -> EngineSample:
-        return EngineSample(requests_running=int(page.split()[1]), requests_waiting=0)
+        said = dict(line.split() for line in page.splitlines())
+        tokens = float(said["tokens"]) if "tokens" in said else None
+        return EngineSample(
+            requests_running=int(said["running"]), requests_waiting=0, generation_tokens=tokens
+        )

@@ -3,7 +3,10 @@
 Arguments: `host port option=value ...` with the options
 `exit=CODE` (print an error and exit), `ignore_term=1`, `children=N` (sleeping children, one of them
 in a session of its own), `load_seconds=X`, `running=N` (open requests in /metrics),
-`running_file=PATH` (read the number from a file instead), `chatty=N` (lines to print at the start).
+`running_file=PATH` (read the number from a file instead), `chatty=N` (lines to print at the start),
+`tokens_file=PATH` (tokens generated so far), `tokens_per_second=X` (the same by the clock),
+`slow_file=PATH` (while it exists /health takes `health_seconds=X`), `close_file=PATH` (once it exists:
+remove it, close the port and live on).
 """
 
 from __future__ import annotations
@@ -14,10 +17,12 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 STARTED = time.monotonic()
+CLOSED = threading.Event()
 
 
 def options(arguments: list[str]) -> dict[str, str]:
@@ -29,14 +34,24 @@ class Handler(http.server.BaseHTTPRequestHandler):
     settings: dict[str, str] = {}
 
     def do_GET(self) -> None:
-        if self.path == "/environ":
+        if CLOSED.is_set():
+            self.close_connection = True
+        elif self.path == "/environ":
             self._answer(200, json.dumps(dict(os.environ)))
         elif self.path == "/metrics":
-            self._answer(200, f"running {self._running()}\n")
+            self._answer(200, f"running {self._running()}\n{self._tokens()}")
         elif time.monotonic() - STARTED < float(self.settings.get("load_seconds", "0")):
             self._answer(503, "loading")
         else:
+            if Path(self.settings.get("slow_file", "/none")).exists():
+                time.sleep(float(self.settings["health_seconds"]))
             self._answer(200, "ok")
+
+    def _tokens(self) -> str:
+        file, rate = self.settings.get("tokens_file"), self.settings.get("tokens_per_second")
+        if file:
+            return f"tokens {Path(file).read_text()}\n"
+        return f"tokens {float(rate) * (time.monotonic() - STARTED)}\n" if rate else ""
 
     def _running(self) -> int:
         file = self.settings.get("running_file")
@@ -73,8 +88,22 @@ def main() -> int:
         subprocess.Popen(["/bin/sleep", "600"], start_new_session=number == 0)
     server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
     say("serving")
+    if "close_file" in settings:
+        arguments = (Path(settings["close_file"]), server)
+        threading.Thread(target=close_port_when, args=arguments, daemon=True).start()
     server.serve_forever()
+    if server.socket.fileno() == -1:
+        signal.pause()  # closed on purpose: the process lives in vain
     return 0
+
+
+def close_port_when(file: Path, server: http.server.ThreadingHTTPServer) -> None:
+    while not file.exists():
+        time.sleep(0.05)
+    file.unlink()
+    CLOSED.set()
+    server.socket.close()
+    server.shutdown()
 
 
 if __name__ == "__main__":

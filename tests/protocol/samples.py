@@ -77,7 +77,10 @@ _REPLICA_1_0 = v1.ReplicaObserved(
     last_exit=v1.ExitInfo(attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",)),
     telemetry=_TELEMETRY,
 )
-_REPLICA = msgspec.structs.replace(_REPLICA_1_0, stalled=True, held_by_pids=(4712,))
+_EXIT = v1.ExitInfo(
+    attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",), why="stalled: no token came"
+)
+_REPLICA = msgspec.structs.replace(_REPLICA_1_0, last_exit=_EXIT, stalled=True, held_by_pids=(4712,))
 
 _ACCELERATOR_1_0 = v1.AcceleratorInfo(
     uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3

@@ -16,12 +16,14 @@ from workers.agent import AGENT_VERSION, logs, processes
 from workers.agent.attempts import AttemptRunner
 from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
+from workers.agent.facts import Held
 from workers.agent.foreign import ForeignWatch, Places
 from workers.agent.hardware import HardwareWatch
 from workers.agent.heartbeat import Reporter
 from workers.agent.home import Home, HomeError, HomeLock
 from workers.agent.intake import IntakeChild, IntakeServer
 from workers.agent.journal import Journal
+from workers.agent.memory import find_held
 from workers.agent.model_files import ModelVerifier
 from workers.agent.pulse import PulseThread
 from workers.agent.reconcile import ReconcileLoop, Reconciler
@@ -110,7 +112,7 @@ class Agent:
         )
         runner.accelerators = self._hardware.survey.accelerators
         reconciler = Reconciler(
-            Observer(node_id, self._journal, self._scraper, verifier),
+            Observer(node_id, self._journal, self._scraper, verifier, self._held),
             runner,
             self._scraper,
             StrayWatch(node_id, grace),
@@ -119,6 +121,9 @@ class Agent:
             log_cap_bytes=self._config.log_cap_bytes,
         )
         return runner, reconciler
+
+    def _held(self, spec: v1.ReplicaSpec) -> Held | None:
+        return find_held(spec, self._runner.accelerators, self._foreign.found)
 
     def _wake(self) -> None:
         self._loop.wake()

@@ -203,6 +203,7 @@ class AttemptRunner:
             term_sent_at=now,
             stop_reason=action.why,
             stop_blames_engine=action.blames_engine,
+            stalled=action.stalled,
         )
         if attempt is not None and attempt.leader is not None:
             processes.send(attempt.leader, signal.SIGTERM)

@@ -84,6 +84,7 @@ class ExitRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     duration_seconds: float = 0.0
     log_tail: tuple[str, ...] = ()
     why: str = ""
+    stalled: bool = False
 
 
 class AttemptRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -107,6 +108,7 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     kill_sent_at: float | None = None
     stop_reason: str = ""
     stop_blames_engine: bool = False
+    stalled: bool = False
 
     @property
     def leader(self) -> ProcessId | None:
@@ -241,7 +243,7 @@ class Journal:
     ) -> None:
         """Record how an attempt ended, free its ports, and drop it from the open ones."""
         key = (close.replica_id, close.attempt)
-        ended = ExitRow(attempt=close.attempt, log_tail=log_tail, why=close.why)
+        ended = ExitRow(attempt=close.attempt, log_tail=log_tail, why=close.why, stalled=close.stalled)
         if exit_record is not None:
             ended = msgspec.structs.replace(
                 ended,

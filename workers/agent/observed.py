@@ -37,6 +37,8 @@ def _observe_one(snapshot: Snapshot, decision: Decision, now: float) -> ReplicaO
         reason=decision.reason,
         retry_in_seconds=decision.retry_in_seconds,
         last_exit=_last_exit(row, decision.state, now),
+        stalled=decision.stalled,
+        held_by_pids=decision.held_by_pids,
     )
     attempt = snapshot.attempts.get(replica_id)
     if attempt is None:
@@ -77,6 +79,7 @@ def _last_exit(row: ReplicaRow, state: ObservedState, now: float) -> ExitInfo | 
         signal=last.signal,
         duration_seconds=last.duration_seconds,
         log_tail=last.log_tail if is_news or state in _STATES_WITH_TAIL else (),
+        why=last.why,
     )
 
 

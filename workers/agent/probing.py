@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from workers.agent.supervisor import Probe
+from workers.agent.facts import Probe
+from workers.agent.progress import Progress, look
 from workers.engines.base import EngineSample
 
 FAILURES_TO_LEAVE_READY = 3
+DENIALS_TO_BE_DEAD = 10
+"""A closed port is dead at once; an engine that says that it is not ready may recover."""
 _KEPT_IDLE_TIMES = 4
 
 
@@ -25,7 +28,7 @@ class Answer(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One probe: the answer, and the metrics read after a good one."""
+    """One probe: the answer, and the metrics read after a good or a late one."""
 
     answer: Answer
     detail: str = ""
@@ -47,6 +50,8 @@ class ProbeState:
     """Oldest first; reaches back one window and one sample more."""
     idle_times_seconds: tuple[float, ...] = ()
     """When the last scrapes in a row that saw no open request were made."""
+    progress: Progress = field(default_factory=Progress)
+    """Whether it moves; looked at once it is ready."""
 
     @property
     def active_requests(self) -> int | None:
@@ -67,17 +72,22 @@ def advance(state: ProbeState, outcome: Outcome, *, now: float, window_seconds: 
     After it, three failures in a row are needed, and a timeout is none: a busy engine answers late.
     """
     if outcome.answer is Answer.READY:
-        return _after_success(state, outcome, now, window_seconds)
+        state = _after_success(state, outcome, now, window_seconds)
+        return replace(state, progress=look(state.progress, now=now, answered=True, sample=outcome.sample))
     text = f"health: {outcome.answer.value}" + (f" ({outcome.detail})" if outcome.detail else "")
     if state.ready_at_seconds is None:
         return replace(state, probe=_starting(outcome.answer), reason=text, note="")
+    answered = outcome.answer is not Answer.TIMEOUT or outcome.sample is not None
+    state = replace(state, progress=look(state.progress, now=now, answered=answered, sample=outcome.sample))
     if outcome.answer is Answer.TIMEOUT:
         return replace(state, note="busy: health answered late", idle_times_seconds=())
     failures = state.failures + 1
     state = replace(state, failures=failures, note=text, idle_times_seconds=())
     if failures < FAILURES_TO_LEAVE_READY:
         return state
-    return replace(state, probe=Probe.UNREACHABLE, reason=f"{text}, {failures} times in a row")
+    gone = outcome.answer in (Answer.CLOSED, Answer.FOREIGN) or failures >= DENIALS_TO_BE_DEAD
+    probe = Probe.DEAD if gone else Probe.UNREACHABLE
+    return replace(state, probe=probe, reason=f"{text}, {failures} times in a row")
 
 
 def _starting(answer: Answer) -> Probe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -12,8 +13,8 @@ from dataclasses import dataclass, field
 import urllib3
 
 from workers.agent import processes
+from workers.agent.facts import Probe
 from workers.agent.probing import Answer, Outcome, ProbeState, advance
-from workers.agent.supervisor import Probe
 from workers.engines.base import EngineAdapter, EngineSample
 
 WINDOW_SECONDS = 10.0
@@ -21,6 +22,8 @@ _READY_INTERVAL_SECONDS = 1.0
 _STARTING_INTERVAL_SECONDS = 0.25
 _CONNECT_SECONDS = 1.0
 _READ_SECONDS = 2.0
+_PATIENT_SECONDS = 8.0
+"""For the counters of an engine whose health came late: do tokens flow nevertheless?"""
 _MAX_PAGE_BYTES = 4 * 1024 * 1024
 _THREADS = 16
 _OK = 200
@@ -155,11 +158,11 @@ def _ask(watched: _Watched) -> Outcome:
             return Outcome(Answer.FOREIGN, f"port {target.port}")
         watched.owned = True
     try:
-        status, _page = _get(watched.pool, target.adapter.health_path)
+        status, page = _get(watched.pool, target.adapter.health_path)
     except urllib3.exceptions.HTTPError as error:
         return _failed(watched, error)
     if status != _OK:
-        return Outcome(Answer.NOT_READY, f"status {status}")
+        return Outcome(Answer.NOT_READY, _told(status, page))
     sample, note = _scrape(watched)
     return Outcome(Answer.READY, sample=sample, note=note)
 
@@ -169,14 +172,37 @@ def _failed(watched: _Watched, error: urllib3.exceptions.HTTPError) -> Outcome:
         watched.owned = False  # the port was given up; whoever opens it next is looked at again
         return Outcome(Answer.CLOSED)
     if isinstance(error, urllib3.exceptions.TimeoutError):
-        return Outcome(Answer.TIMEOUT)
+        return _late(watched)
     return Outcome(Answer.BROKEN, type(error).__name__)
 
 
-def _scrape(watched: _Watched) -> tuple[EngineSample | None, str]:
+def _late(watched: _Watched) -> Outcome:
+    """No health in time. Once it was ready, its counters say whether it is busy or hung."""
+    if watched.state.ready_at_seconds is None:
+        return Outcome(Answer.TIMEOUT)
+    patience = urllib3.Timeout(connect=_CONNECT_SECONDS, read=_PATIENT_SECONDS)
+    sample, note = _scrape(watched, timeout=patience)
+    return Outcome(Answer.TIMEOUT, sample=sample, note=note)
+
+
+def _told(status: int, page: bytes) -> str:
+    """What an engine says of itself while it is not ready: `loading, 40 %`; the status if nothing."""
+    try:
+        body = json.loads(page)
+    except ValueError:
+        return f"status {status}"
+    if not isinstance(body, dict) or not isinstance(body.get("status"), str):
+        return f"status {status}"
+    progress = body.get("progress")
+    # In steps of ten: each change of this text is written down.
+    done = f", {int(progress * 10) * 10} %" if isinstance(progress, int | float) else ""
+    return f"{body['status'][:40]}{done}"
+
+
+def _scrape(watched: _Watched, *, timeout: urllib3.Timeout | None = None) -> tuple[EngineSample | None, str]:
     adapter = watched.target.adapter
     try:
-        status, page = _get(watched.pool, adapter.metrics_path)
+        status, page = _get(watched.pool, adapter.metrics_path, timeout=timeout)
     except urllib3.exceptions.TimeoutError:
         return None, "busy: metrics answered late"
     except urllib3.exceptions.HTTPError as error:
@@ -188,8 +214,12 @@ def _scrape(watched: _Watched) -> tuple[EngineSample | None, str]:
     return adapter.parse_metrics(page.decode("utf-8", "replace")), ""
 
 
-def _get(pool: urllib3.HTTPConnectionPool, path: str) -> tuple[int, bytes]:
-    response = pool.urlopen("GET", path, preload_content=False, redirect=False)
+def _get(
+    pool: urllib3.HTTPConnectionPool, path: str, *, timeout: urllib3.Timeout | None = None
+) -> tuple[int, bytes]:
+    response = pool.urlopen(
+        "GET", path, preload_content=False, redirect=False, timeout=timeout or pool.timeout
+    )
     try:
         body = response.read(_MAX_PAGE_BYTES + 1)
         if len(body) > _MAX_PAGE_BYTES:

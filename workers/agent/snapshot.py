@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from workers.agent import logs, processes
+from workers.agent.facts import AttemptFacts, Held, ModelCheck, Probe, ReplicaFacts
 from workers.agent.journal import AttemptRow, Journal, ReplicaRow, Wish
 from workers.agent.model_files import ModelVerifier
 from workers.agent.probing import ProbeState
 from workers.agent.processes import ExitRecord, LaunchLabel, ProcessId
 from workers.agent.scraper import Scraper
-from workers.agent.supervisor import AttemptFacts, ModelCheck, Probe, ReplicaFacts
 from workers.protocol.v1 import ReplicaSpec
+
+HeldMemory = Callable[[ReplicaSpec], Held | None]
+"""Who holds memory that a replica was promised."""
 
 _LINES_TO_JUDGE = 40
 _JUDGED_WIDTH = 1000
@@ -35,8 +38,16 @@ class Snapshot:
 class Observer:
     """Takes snapshots of one node."""
 
-    def __init__(self, node_id: str, journal: Journal, scraper: Scraper, verifier: ModelVerifier) -> None:
+    def __init__(
+        self,
+        node_id: str,
+        journal: Journal,
+        scraper: Scraper,
+        verifier: ModelVerifier,
+        held: HeldMemory = lambda _spec: None,
+    ) -> None:
         self._node_id = node_id
+        self._held = held
         self._journal = journal
         self._scraper = scraper
         self._verifier = verifier
@@ -106,6 +117,8 @@ class Observer:
             model=check,
             model_reason=reason,
             stray_pids=stray_pids,
+            held=self._held(spec) if spec is not None and attempt is None else None,
+            last_stalled=row.last_exit.stalled if row.last_exit else False,
             attempt=attempt,
         )
 
@@ -133,6 +146,10 @@ class Observer:
             kill_sent_at_seconds=row.kill_sent_at,
             stop_reason=row.stop_reason,
             stop_blames_engine=row.stop_blames_engine,
+            still_seconds=probe.progress.still_seconds,
+            still_text=probe.progress.still_text,
+            has_generated=probe.progress.has_generated,
+            stalled=row.stalled,
         )
 
     def _living(self, row: AttemptRow, ended: ExitRecord | None) -> tuple[ProcessId, ...]:

@@ -7,192 +7,48 @@ is open, and one is closed only when no process of it is left.
 
 from __future__ import annotations
 
-import enum
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import msgspec
 
+from workers.agent.facts import (
+    Action,
+    AttemptFacts,
+    BeginDrain,
+    CheckModel,
+    Close,
+    Decision,
+    Ending,
+    Kill,
+    Launch,
+    ModelCheck,
+    Policy,
+    Probe,
+    ReplicaFacts,
+    Terminate,
+)
 from workers.protocol.v1 import ObservedState, ReplicaSpec, WantedState
 
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """How patient the agent is."""
-
-    backoff_base_seconds: float = 0.5
-    backoff_cap_seconds: float = 60.0
-    crash_limit: int = 6
-    """Crashes in a row after which a generation is given up."""
-    stable_seconds: float = 30.0
-    """Ready for this long, and earlier crashes are forgotten."""
-    stop_grace_seconds: float = 10.0
-    """From SIGTERM to SIGKILL."""
-    kill_again_seconds: float = 2.0
-    idle_scrapes_to_stop: int = 2
-    port_conflict_limit: int = 5
-    """Lost ports in a row that are forgiven; the next ones count as crashes."""
-
-    def backoff_seconds(self, crashes: int) -> float:
-        """Pause after so many crashes in a row: doubles each time, up to the cap."""
-        if crashes <= 0:
-            return 0.0
-        doublings = min(crashes - 1, 32)
-        return min(self.backoff_cap_seconds, self.backoff_base_seconds * float(2**doublings))
-
-
-class Probe(enum.Enum):
-    """What the engine's port says."""
-
-    CLOSED = "closed"
-    LOADING = "loading"
-    READY = "ready"
-    UNREACHABLE = "unreachable"
-    """Was ready, and now refuses or denies it three times in a row."""
-
-
-class ModelCheck(enum.Enum):
-    """Whether the model's files on this node are what the wish says."""
-
-    UNKNOWN = "unknown"
-    RUNNING = "running"
-    GOOD = "good"
-    BAD = "bad"
-
-
-class Ending(enum.Enum):
-    """Why an attempt is over; only the first one counts towards the crash limit."""
-
-    CRASHED = "crashed"
-    STOPPED = "stopped"
-    PORT_TAKEN = "port_taken"
-    INTERRUPTED = "interrupted"
-    """The agent died between writing the attempt down and starting it."""
-
-
-@dataclass(frozen=True, slots=True)
-class AttemptFacts:
-    """An open attempt, as journal, process table and probes show it."""
-
-    attempt: int
-    launch_digest: str
-    launched_at_seconds: float
-    pids: tuple[int, ...]
-    """Living processes of the attempt, shim included."""
-    started: bool = True
-    """False if its process was never seen."""
-    engine_ended: bool = False
-    """The main process's end is on record; what still lives is left over."""
-    exit_text: str = ""
-    probe: Probe = Probe.CLOSED
-    probe_reason: str = ""
-    ready_at_seconds: float | None = None
-    idle_scrapes: int = 0
-    """Scrapes in a row, since the drain began, that saw no open request."""
-    port_taken: bool = False
-    drain_since_seconds: float | None = None
-    term_sent_at_seconds: float | None = None
-    kill_sent_at_seconds: float | None = None
-    stop_reason: str = ""
-    stop_blames_engine: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaFacts:
-    """One replica: what is wanted of it, and what is remembered of its past."""
-
-    replica_id: str
-    spec: ReplicaSpec | None
-    """`None`: the wish does not name it."""
-    generation: int = 0
-    """The generation that the counters below belong to."""
-    last_attempt: int = 0
-    crashes: int = 0
-    port_conflicts: int = 0
-    last_ended_at_seconds: float | None = None
-    last_exit_text: str = ""
-    refusal: str = ""
-    """Why this generation cannot be launched at all."""
-    model: ModelCheck = ModelCheck.UNKNOWN
-    model_reason: str = ""
-    stray_pids: tuple[int, ...] = ()
-    """Processes of this replica that no open attempt knows; nothing is launched beside them."""
-    attempt: AttemptFacts | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckModel:
-    """Begin to verify the model's files."""
-
-    replica_id: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """Lease ports and start an attempt."""
-
-    replica_id: str
-    attempt: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class BeginDrain:
-    """Start the drain's clock."""
-
-    replica_id: str
-    attempt: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Terminate:
-    """SIGTERM to the engine; the grace period begins."""
-
-    replica_id: str
-    attempt: int
-    why: str
-    blames_engine: bool = False
-    """The end that follows counts as a crash."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """SIGKILL to every process of the attempt."""
-
-    replica_id: str
-    attempt: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Close:
-    """No process is left: write the end down, free the ports, remove the runtime folder."""
-
-    replica_id: str
-    attempt: int
-    ending: Ending
-    crashes: int
-    """The replica's crash count from now on."""
-    port_conflicts: int
-    why: str
-
-
-Action: TypeAlias = CheckModel | Launch | BeginDrain | Terminate | Kill | Close
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What to do for one replica now, and how it stands."""
-
-    replica_id: str
-    state: ObservedState
-    reason: str = ""
-    actions: tuple[Action, ...] = ()
-    retry_in_seconds: float | None = None
+__all__ = [
+    "Action",
+    "AttemptFacts",
+    "BeginDrain",
+    "CheckModel",
+    "Close",
+    "Decision",
+    "Ending",
+    "Kill",
+    "Launch",
+    "ModelCheck",
+    "Policy",
+    "Probe",
+    "ReplicaFacts",
+    "Terminate",
+    "launch_digest",
+    "merge_wish",
+    "plan",
+]
 
 
 def launch_digest(spec: ReplicaSpec) -> str:
@@ -260,15 +116,39 @@ def _follow_wish(
         case WantedState.RUN:
             if attempt.launch_digest != launch_digest(spec):
                 return _drain(facts, attempt, spec, now, policy)
-            return _keep_running(facts, attempt, spec, now)
+            return _keep_running(facts, attempt, spec, now, policy)
 
 
-def _keep_running(facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float) -> Decision:
+def _keep_running(
+    facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float, policy: Policy
+) -> Decision:
     late = now - attempt.launched_at_seconds > spec.start_seconds
     if attempt.ready_at_seconds is None and late:
         why = f"not ready after {spec.start_seconds:g} s"
         return _terminate(facts, attempt, why, blames_engine=True)
+    if attempt.probe is Probe.DEAD:
+        return _terminate(facts, attempt, f"dead: {attempt.probe_reason}", blames_engine=True)
+    if _has_stalled(attempt, spec, policy):
+        return _end_stalled(facts, attempt)
     return _watch(facts, attempt, "")
+
+
+def _has_stalled(attempt: AttemptFacts, spec: ReplicaSpec, policy: Policy) -> bool:
+    """Whether nothing has moved for longer than may be; the first token may take longer than others."""
+    if spec.stall_seconds <= 0 or attempt.ready_at_seconds is None:
+        return False
+    limit = spec.stall_seconds
+    if not attempt.has_generated:
+        limit = max(policy.first_token_seconds, policy.first_token_factor * limit)
+    return attempt.still_seconds >= limit
+
+
+def _end_stalled(facts: ReplicaFacts, attempt: AttemptFacts) -> Decision:
+    """No grace: what stands still does not end its open requests either."""
+    why = f"stalled: {attempt.still_text} for {attempt.still_seconds:.0f} s"
+    end = Terminate(facts.replica_id, attempt.attempt, why, blames_engine=True, stalled=True)
+    kill = Kill(facts.replica_id, attempt.attempt, why)
+    return Decision(facts.replica_id, ObservedState.STOPPING, why, (end, kill), stalled=True)
 
 
 def _watch(facts: ReplicaFacts, attempt: AttemptFacts, reason: str) -> Decision:
@@ -277,6 +157,7 @@ def _watch(facts: ReplicaFacts, attempt: AttemptFacts, reason: str) -> Decision:
         Probe.LOADING: ObservedState.LOADING,
         Probe.READY: ObservedState.READY,
         Probe.UNREACHABLE: ObservedState.LOADING,
+        Probe.DEAD: ObservedState.LOADING,
     }
     return Decision(facts.replica_id, states[attempt.probe], reason or attempt.probe_reason)
 
@@ -317,10 +198,24 @@ def _finish_off(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: 
     else:
         due = (attempt.term_sent_at_seconds or 0.0) + policy.stop_grace_seconds
         reason = attempt.stop_reason
-    if now < due:
-        return Decision(facts.replica_id, ObservedState.STOPPING, reason)
-    kill = Kill(facts.replica_id, attempt.attempt, reason)
-    return Decision(facts.replica_id, ObservedState.STOPPING, reason, (kill,))
+    kills = (Kill(facts.replica_id, attempt.attempt, reason),) if now >= due else ()
+    return Decision(
+        facts.replica_id,
+        ObservedState.STOPPING,
+        reason,
+        kills,
+        stalled=attempt.stalled,
+        held_by_pids=_outliving(attempt, now, policy),
+    )
+
+
+def _outliving(attempt: AttemptFacts, now: float, policy: Policy) -> tuple[int, ...]:
+    """Processes that SIGKILL does not end, such as one that waits for a device in the kernel."""
+    ended_at = attempt.term_sent_at_seconds
+    stuck_after = policy.stop_grace_seconds + policy.kill_is_stuck_seconds
+    if attempt.kill_sent_at_seconds is None or ended_at is None or now - ended_at < stuck_after:
+        return ()
+    return attempt.pids
 
 
 def _close(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Policy) -> Decision:
@@ -334,7 +229,7 @@ def _close(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Polic
     elif ending is Ending.PORT_TAKEN:
         conflicts += 1
     why = attempt.stop_reason or attempt.exit_text or "ended; nobody saw how"
-    close = Close(facts.replica_id, attempt.attempt, ending, crashes, conflicts, why)
+    close = Close(facts.replica_id, attempt.attempt, ending, crashes, conflicts, why, attempt.stalled)
     stays_down = facts.spec is None or facts.spec.wanted is not WantedState.RUN
     state = ObservedState.STOPPED if stays_down else ObservedState.BACKING_OFF
     return Decision(facts.replica_id, state, why, (close,))
@@ -366,7 +261,12 @@ def _plan_idle(facts: ReplicaFacts, now: float, policy: Policy) -> Decision:
         return Decision(facts.replica_id, ObservedState.FAILED, given_up)
     if facts.stray_pids:
         reason = f"a process of an earlier launch must go first: pid {facts.stray_pids[0]}"
-        return Decision(facts.replica_id, ObservedState.WAITING, reason)
+        return Decision(facts.replica_id, ObservedState.WAITING, reason, held_by_pids=facts.stray_pids)
+    if facts.held is not None:
+        # No attempt is burnt on memory that is not there.
+        return Decision(
+            facts.replica_id, ObservedState.WAITING, facts.held.text, held_by_pids=facts.held.pids
+        )
     return _back_off_then_launch(facts, crashes, now, policy)
 
 
@@ -375,7 +275,13 @@ def _back_off_then_launch(facts: ReplicaFacts, crashes: int, now: float, policy:
     wait = 0.0 if ended is None else ended + policy.backoff_seconds(crashes) - now
     if wait > 0:
         reason = f"crash {crashes} of {policy.crash_limit}: {facts.last_exit_text}"
-        return Decision(facts.replica_id, ObservedState.BACKING_OFF, reason, retry_in_seconds=wait)
+        return Decision(
+            facts.replica_id,
+            ObservedState.BACKING_OFF,
+            reason,
+            retry_in_seconds=wait,
+            stalled=facts.last_stalled,
+        )
     return _check_model_then_launch(facts, crashes)
 
 

@@ -160,6 +160,8 @@ class ExitInfo(_Struct, frozen=True, kw_only=True):
     signal: int | None = None
     duration_seconds: float = 0.0
     log_tail: tuple[str, ...] = ()
+    why: str = ""
+    """Why it ended, where its agent ended it: `stalled: ...`; else how it ended, in words."""
 
 
 class ObservedState(enum.Enum):

@@ -14,6 +14,8 @@ class ObservedExit:
     signal: int | None
     after_seconds: float
     log_tail: tuple[str, ...]
+    why: str = ""
+    """Why its agent ended it, or how it ended by itself."""
 
     def sentence(self) -> str:
         """How it ended, for a reason: `killed by signal 9 after 12.3 s`."""

@@ -13,7 +13,7 @@ from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.lifecycle import REPLICA
-from exaserve_ops.serving.domain.observed import ObservedReplica
+from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Deployment, Replica
 
@@ -261,9 +261,14 @@ def _record_exit(replica: Replica, observed: ObservedReplica, *, actor: str, now
         "exited",
         actor=actor,
         now=now,
-        reason=f"attempt {ended.attempt} {ended.sentence()}",
+        reason=f"attempt {ended.attempt} {ended.sentence()}{_cause_of(ended)}",
         generation=replica.generation,
     )
+
+
+def _cause_of(ended: ObservedExit) -> str:
+    """Why its agent ended it; what ended by itself has said how already."""
+    return f": {ended.why}" if ended.why.startswith(("stalled", "dead", "not ready")) else ""
 
 
 def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> None:

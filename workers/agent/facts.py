@@ -1,0 +1,222 @@
+"""What the plan of a node is made from and made of: facts, policy, actions. Plain data.
+
+Times are monotonic seconds of this boot of the machine.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from workers.protocol.v1 import ObservedState, ReplicaSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How patient the agent is."""
+
+    backoff_base_seconds: float = 0.5
+    backoff_cap_seconds: float = 60.0
+    crash_limit: int = 6
+    """Crashes in a row after which a generation is given up."""
+    stable_seconds: float = 30.0
+    """Ready for this long, and earlier crashes are forgotten."""
+    stop_grace_seconds: float = 10.0
+    """From SIGTERM to SIGKILL."""
+    kill_again_seconds: float = 2.0
+    idle_scrapes_to_stop: int = 2
+    port_conflict_limit: int = 5
+    """Lost ports in a row that are forgiven; the next ones count as crashes."""
+    first_token_seconds: float = 180.0
+    """At least so long may the first token of an attempt take: kernels are compiled for it."""
+    first_token_factor: float = 3.0
+    """Or so many times the stall limit, if that is longer."""
+    kill_is_stuck_seconds: float = 10.0
+    """What outlives SIGKILL for so long is told by pid: it holds what the next attempt needs."""
+
+    def backoff_seconds(self, crashes: int) -> float:
+        """Pause after so many crashes in a row: doubles each time, up to the cap."""
+        if crashes <= 0:
+            return 0.0
+        doublings = min(crashes - 1, 32)
+        return min(self.backoff_cap_seconds, self.backoff_base_seconds * float(2**doublings))
+
+
+class Probe(enum.Enum):
+    """What the engine's port says."""
+
+    CLOSED = "closed"
+    LOADING = "loading"
+    READY = "ready"
+    UNREACHABLE = "unreachable"
+    """Was ready, and now refuses or denies it three times in a row."""
+    DEAD = "dead"
+    """Was ready, and its port is closed, or it has denied it for long: the process lives in vain."""
+
+
+class ModelCheck(enum.Enum):
+    """Whether the model's files on this node are what the wish says."""
+
+    UNKNOWN = "unknown"
+    RUNNING = "running"
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Ending(enum.Enum):
+    """Why an attempt is over; only the first one counts towards the crash limit."""
+
+    CRASHED = "crashed"
+    STOPPED = "stopped"
+    PORT_TAKEN = "port_taken"
+    INTERRUPTED = "interrupted"
+    """The agent died between writing the attempt down and starting it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    """An open attempt, as journal, process table and probes show it."""
+
+    attempt: int
+    launch_digest: str
+    launched_at_seconds: float
+    pids: tuple[int, ...]
+    """Living processes of the attempt, shim included."""
+    started: bool = True
+    """False if its process was never seen."""
+    engine_ended: bool = False
+    """The main process's end is on record; what still lives is left over."""
+    exit_text: str = ""
+    probe: Probe = Probe.CLOSED
+    probe_reason: str = ""
+    ready_at_seconds: float | None = None
+    idle_scrapes: int = 0
+    """Scrapes in a row, since the drain began, that saw no open request."""
+    port_taken: bool = False
+    drain_since_seconds: float | None = None
+    term_sent_at_seconds: float | None = None
+    kill_sent_at_seconds: float | None = None
+    stop_reason: str = ""
+    stop_blames_engine: bool = False
+    still_seconds: float = 0.0
+    """For how long requests ran and no token came, or nothing was answered, as far as was looked."""
+    still_text: str = ""
+    """What stood still."""
+    has_generated: bool = False
+    """A token has come from this attempt."""
+    stalled: bool = False
+    """It is being ended because it stood still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Processes that are not ours and hold memory that is promised to a replica."""
+
+    pids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaFacts:
+    """One replica: what is wanted of it, and what is remembered of its past."""
+
+    replica_id: str
+    spec: ReplicaSpec | None
+    """`None`: the wish does not name it."""
+    generation: int = 0
+    """The generation that the counters below belong to."""
+    last_attempt: int = 0
+    crashes: int = 0
+    port_conflicts: int = 0
+    last_ended_at_seconds: float | None = None
+    last_exit_text: str = ""
+    refusal: str = ""
+    """Why this generation cannot be launched at all."""
+    model: ModelCheck = ModelCheck.UNKNOWN
+    model_reason: str = ""
+    stray_pids: tuple[int, ...] = ()
+    """Processes of this replica that no open attempt knows; nothing is launched beside them."""
+    held: Held | None = None
+    """Who sits on the memory that a launch would need; `None` where it is free or unknown."""
+    last_stalled: bool = False
+    """The last attempt was ended because it stood still."""
+    attempt: AttemptFacts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckModel:
+    """Begin to verify the model's files."""
+
+    replica_id: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Lease ports and start an attempt."""
+
+    replica_id: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class BeginDrain:
+    """Start the drain's clock."""
+
+    replica_id: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terminate:
+    """SIGTERM to the engine; the grace period begins."""
+
+    replica_id: str
+    attempt: int
+    why: str
+    blames_engine: bool = False
+    """The end that follows counts as a crash."""
+    stalled: bool = False
+    """It is ended because it stood still."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """SIGKILL to every process of the attempt."""
+
+    replica_id: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """No process is left: write the end down, free the ports, remove the runtime folder."""
+
+    replica_id: str
+    attempt: int
+    ending: Ending
+    crashes: int
+    """The replica's crash count from now on."""
+    port_conflicts: int
+    why: str
+    stalled: bool = False
+
+
+Action: TypeAlias = CheckModel | Launch | BeginDrain | Terminate | Kill | Close
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do for one replica now, and how it stands."""
+
+    replica_id: str
+    state: ObservedState
+    reason: str = ""
+    actions: tuple[Action, ...] = ()
+    retry_in_seconds: float | None = None
+    stalled: bool = False
+    held_by_pids: tuple[int, ...] = ()
