@@ -13,11 +13,13 @@ import msgspec
 from exaserve_ops.controllers.directory import Directory, DirectoryReader, Row
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView, host_facts
 from exaserve_ops.controllers.ports import LivePublisher, RouteWriter
+from exaserve_ops.health.selectors import open_incidents
 from exaserve_ops.lib import clock
 from exaserve_ops.routing.domain.records import NodeFacts, ReplicaFacts
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import ObservedReplica, ReplicaLoad
 from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.selectors import broken_replicas
 from exaserve_ops.sessions.selectors import count_live_sessions
 from exaserve_ops.telemetry.domain.frames import METRICS, Cell, encode_frame
 from exaserve_ops.telemetry.domain.pictures import LivePicture
@@ -52,6 +54,7 @@ class LiveBuilder:
         self._published_nodes: frozenset[str] = frozenset()
         self._wanted_replicas = 0
         self._sessions = 0
+        self._slow_problems = 0
         self._counts_at = -1e9
 
     def count_request(self, request: FinishedRequest) -> None:
@@ -121,6 +124,8 @@ class LiveBuilder:
             },
             "kv": kv,
             "sessions": {"live": self._sessions, "moving": 0},
+            # What the bell of each page counts: dead nodes, broken replicas, open incidents.
+            "problems": liveness.count("dead") + self._slow_problems,
         }
         self._history.add(
             now_seconds,
@@ -143,6 +148,7 @@ class LiveBuilder:
             wanted = Deployment.objects.filter(status=states.ACTIVE).values_list("replicas", flat=True)
             self._wanted_replicas = sum(wanted)
             self._sessions = count_live_sessions(clock.now())
+            self._slow_problems = broken_replicas().count() + open_incidents().count()
             self._counts_at = now
 
 

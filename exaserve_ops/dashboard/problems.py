@@ -16,6 +16,7 @@ from exaserve_ops.inventory.domain import liveness
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.selectors import broken_replicas
 
 MAX_SHOWN = 12
 DEGRADED = "degraded"
@@ -70,8 +71,9 @@ def count_problems() -> tuple[int, int]:
 
 
 def count_open_problems() -> int:
-    """What the bell counts: open incidents, dead nodes and failed replicas. Three short queries."""
-    return open_incidents().count() + sum(count_problems())
+    """What the bell counts: open incidents, dead nodes and broken replicas. Three short queries."""
+    dead = Node.objects.filter(liveness=liveness.DEAD).count()
+    return open_incidents().count() + dead + broken_replicas().count()
 
 
 def title_state(parts: Sequence[tuple[int, str]], page: str) -> str:

@@ -30,6 +30,7 @@ class PaperFleet:
     columns: int = 2
     version: int = 1
     sequence: int = 0
+    problems: int = 0
     replica_ids: dict[int, str] = field(default_factory=dict)
 
     def reshape(self, rows: int, columns: int) -> None:
@@ -103,5 +104,6 @@ class PaperFleet:
             "ttft_seconds": {"p50": 0.1, "p95": None, "p99": None},
             "kv": {"used_ratio": 0.5, "used_blocks": 10, "total_blocks": 20},
             "sessions": {"live": 1, "moving": 0},
+            "problems": self.problems,
             "history": {"at": [1, 2], "kv_used_ratio": [0.4, None]},
         }
