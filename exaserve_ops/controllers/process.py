@@ -34,6 +34,7 @@ from exaserve_ops.controllers.ports import (
 from exaserve_ops.controllers.reach import ReachRecorder, ReachSource
 from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.controllers.rollups import RollupRecorder
+from exaserve_ops.controllers.slowness import LOOK_EVERY_SECONDS, SlowWatch
 from exaserve_ops.controllers.turns import TurnRecorder
 from exaserve_ops.health.models import NodeLease
 from exaserve_ops.inventory.models import Node
@@ -112,6 +113,7 @@ class Controllers:
         self._live = LiveBuilder(self._state, adapters.publisher, adapters.routes)
         self._turns = TurnRecorder(adapters.turns, self._live)
         self._rollups = RollupRecorder(self._state)
+        self._slowness = SlowWatch(self._state)
         self._reach = ReachRecorder(adapters.reach)
         self._drains = DrainWatch(self._queue)
         self._installations = Installations(adapters.installations, self._stop)
@@ -165,6 +167,7 @@ class Controllers:
             self._thread("live", self._live.step, 1.0),
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),
+            self._thread("slowness", self._slowness.step, LOOK_EVERY_SECONDS),
             self._thread("reach", self._reach.step, 2.0),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),

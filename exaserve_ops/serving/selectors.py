@@ -96,6 +96,12 @@ def deployment_snapshot(
     )
 
 
+def ready_and_slow() -> list[tuple[UUID, UUID, str]]:
+    """Id, deployment and how it is slow (empty: it is not) of every replica that answers requests."""
+    rows = Replica.objects.filter(status=states.READY, role=Replica.Role.SERVING).order_by()
+    return list(rows.values_list("pk", "deployment", "slow_reason"))
+
+
 def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
     """What decides which standby serves for whom, in three short queries; `None` without a ready standby."""
     kept = Replica.objects.filter(deployment=deployment_id, wanted=Replica.Wanted.RUN)

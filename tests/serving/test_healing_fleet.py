@@ -12,6 +12,7 @@ from django.db.models import QuerySet
 
 from exaserve_ops.adapters.route_table import REPLICAS_KEY
 from exaserve_ops.audit.models import Event
+from exaserve_ops.controllers.slowness import SlowWatch
 from exaserve_ops.health.models import Incident
 from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.inventory.services.drain import drain_node
@@ -297,6 +298,35 @@ def test_slow_mark_is_one_event_and_the_policy_replaces(fleet: Fleet) -> None:
     victim.refresh_from_db()
     assert victim.status == "stopped"
     assert Replica.objects.get(made_for="slow").node_id != victim.node_id
+
+
+def test_replica_that_stays_slower_than_its_peers_is_flagged_and_cleared(fleet: Fleet) -> None:
+    deployment = deployed(fleet, 5)
+    rows = list(ready(deployment, "serving"))
+    watch = SlowWatch(fleet.leader.state)
+
+    def look(slow_seconds: float) -> str:
+        for index, row in enumerate(rows):
+            load = v1.ReplicaTelemetry(
+                window_seconds=10,
+                requests_per_second=5.0,
+                ttft_p50_seconds=slow_seconds if index == 0 else 0.2,
+                itl_p50_seconds=0.01,
+            )
+            fleet.states[str(row.pk)] = seen(
+                row, State.READY, address=row.address, ports=tuple(row.ports), telemetry=load
+            )
+        fleet.beat()
+        fleet.leader.ingest.step()
+        watch.step()
+        rows[0].refresh_from_db()
+        return rows[0].slow_reason
+
+    assert [look(2.0) for _ in range(6)][-2:] == ["", "time to first token 2 s, 0.2 s among its 4 peers"]
+    assert rows[0].slow_since is not None
+    watch = SlowWatch(fleet.leader.state)  # another leader goes on from the record
+    assert [bool(look(0.2)) for _ in range(6)][-2:] == [True, False]
+    assert events_of(rows[0])[-2:] == ["slow", "slow_over"]
 
 
 def test_promotion_needs_a_ready_standby_and_an_absent_replica(fleet: Fleet) -> None:
