@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from uuid import UUID
@@ -29,8 +28,6 @@ SIGHTINGS_EVERY_SECONDS = 5.0
 LOSS_EVERY_SECONDS = 1.0
 PULSE_AFTER_MISSED_RATIO = 1.25
 """Pulses are read of a node whose report is late by more than a quarter of an interval."""
-
-_log = logging.getLogger(__name__)
 
 
 class Detection:
@@ -130,7 +127,7 @@ class Detection:
         node_id = UUID(view.node_id)
         try:
             with transaction.atomic():
-                self._record(node_id, view, verdict)
+                node, epoch = self._record(node_id, view, verdict)
         except Node.DoesNotExist:
             self._state.drop(view.node_id)
             return
@@ -138,18 +135,6 @@ class Detection:
             # Somebody else moved it, as by retiring the node: what is recorded holds.
             view.liveness = Node.objects.values_list("liveness", flat=True).get(pk=node_id)
             return
-        self._queue.add("node", view.node_id)
-        self._queue.add("routes", "all")
-        self._queue.add("deployment", "all")
-
-    def _record(self, node_id: UUID, view: NodeView, verdict: Verdict) -> None:
-        now = clock.now()
-        node = advance_liveness(node_id, verdict.event, reason=verdict.evidence, actor=ACTOR, now=now)
-        epoch = view.lease_epoch
-        if verdict.event == "lost":
-            record_node_lost(node_id, reason=verdict.evidence, actor=ACTOR, now=now)
-            # Whatever it says under the old lease counts for life, and for nothing else.
-            epoch = grant_lease(node_id, boot_id=view.boot_id, renew=True, now=now).epoch
         with self._state.lock:
             view.liveness, view.name, view.lease_epoch = node.liveness, node.name, epoch
             if verdict.event == "lost":
@@ -157,6 +142,20 @@ class Detection:
                 view.recorded.clear()
             if verdict.event == "recovered":
                 view.wish_sent_seconds = -1e9  # the whole wish, under the new lease
+        self._queue.add("node", view.node_id)
+        self._queue.add("routes", "all")
+        self._queue.add("deployment", "all")
+
+    def _record(self, node_id: UUID, view: NodeView, verdict: Verdict) -> tuple[Node, int]:
+        """Write down what a verdict changes. Returns the node and the epoch of its lease."""
+        now = clock.now()
+        node = advance_liveness(node_id, verdict.event, reason=verdict.evidence, actor=ACTOR, now=now)
+        epoch = view.lease_epoch
+        if verdict.event == "lost":
+            record_node_lost(node_id, reason=verdict.evidence, actor=ACTOR, now=now)
+            # Whatever it says under the old lease counts for life, and for nothing else.
+            epoch = grant_lease(node_id, boot_id=view.boot_id, renew=True, now=now).epoch
+        return node, epoch
 
     def _record_sightings(self, views: Sequence[NodeView], now: float) -> None:
         if now - self._sightings_at < SIGHTINGS_EVERY_SECONDS:

@@ -15,7 +15,7 @@ from exaserve_ops.access.domain.roles import FLEET_APPS, ROLES, permissions_of
 from exaserve_ops.access.models import IdempotencyRecord
 from exaserve_ops.api.urls import urlpatterns
 from exaserve_ops.api.views.base import OpsViewSet
-from exaserve_ops.health.models import NodeLease
+from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep
 from exaserve_ops.serving.models import ModelFile, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
@@ -27,6 +27,7 @@ NOT_OVER_REST = {
     InstallationStep: "shown with its installation",
     IdempotencyRecord: "what others were answered is not for reading",
     ModelFile: "shown with its model",
+    LeaderLease: "between controllers",
     NodeLease: "between controllers and agents",
     NodeWish: "between controllers and agents",
     ReplicaMinute: "drawn on pages",

@@ -54,7 +54,7 @@ def extend_incident(incident_id: UUID, *, node_ids: Iterable[UUID], evidence: st
 @transaction.atomic
 def resolve_incident(incident_id: UUID, *, resolution: str, actor: str, now: datetime) -> Incident:
     """End an incident because reports came back. Raises `ConflictError` where it has ended."""
-    return _end(incident_id, "resolve", resolution, actor=actor, now=now)
+    return advance_incident(incident_id, "resolve", resolution=resolution, actor=actor, now=now)
 
 
 @transaction.atomic
@@ -63,7 +63,7 @@ def confirm_incident(incident_id: UUID, *, reason: str, actor: str, now: datetim
 
     Raises `ConflictError` where the incident has ended.
     """
-    return _end(incident_id, "confirm", reason, actor=actor, now=now)
+    return advance_incident(incident_id, "confirm", resolution=reason, actor=actor, now=now)
 
 
 @transaction.atomic
@@ -72,7 +72,7 @@ def dismiss_incident(incident_id: UUID, *, reason: str, actor: str, now: datetim
 
     Raises `ConflictError` where the incident has ended.
     """
-    return _end(incident_id, "dismiss", reason, actor=actor, now=now)
+    return advance_incident(incident_id, "dismiss", resolution=reason, actor=actor, now=now)
 
 
 @transaction.atomic
@@ -81,19 +81,14 @@ def mark_applied(incident_id: UUID, *, now: datetime) -> None:
     Incident.objects.filter(pk=incident_id, applied_at=None).update(applied_at=now)
 
 
-def subject_of(incident: Incident) -> Subject:
-    """Return the audit subject of an incident."""
-    return Subject("incident", str(incident.pk), str(incident))
+@transaction.atomic
+def advance_incident(
+    incident_id: UUID, event: str, *, resolution: str, actor: str, now: datetime
+) -> Incident:
+    """End an incident by an event: the only function that writes its status.
 
-
-def _grow(incident: Incident, node_ids: Iterable[UUID], evidence: str) -> Incident:
-    incident.node_ids = sorted({*incident.node_ids, *node_ids})
-    incident.evidence = evidence
-    incident.save(update_fields=["node_ids", "evidence"])
-    return incident
-
-
-def _end(incident_id: UUID, event: str, resolution: str, *, actor: str, now: datetime) -> Incident:
+    Raises `ConflictError` where it has ended.
+    """
     incident = Incident.objects.select_for_update().get(pk=incident_id)
     before = incident.status
     try:
@@ -107,4 +102,16 @@ def _end(incident_id: UUID, event: str, resolution: str, *, actor: str, now: dat
     )
     # Healing that waited for this looks again.
     ring("deployment", "all")
+    return incident
+
+
+def subject_of(incident: Incident) -> Subject:
+    """Return the audit subject of an incident."""
+    return Subject("incident", str(incident.pk), str(incident))
+
+
+def _grow(incident: Incident, node_ids: Iterable[UUID], evidence: str) -> Incident:
+    incident.node_ids = sorted({*incident.node_ids, *node_ids})
+    incident.evidence = evidence
+    incident.save(update_fields=["node_ids", "evidence"])
     return incident
