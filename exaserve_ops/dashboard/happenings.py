@@ -119,7 +119,9 @@ def actor_words(actor: str) -> str:
 
 
 def _how_it_exited(reason: str) -> str:
-    """The part of `attempt 2 killed by signal 9 after 3.1 s` that tells attempts apart."""
+    """`killed by signal 9` out of `attempt 2 killed by signal 9 after 3.1 s`."""
     start, _, rest = reason.partition(" ")
-    number, _, how = rest.partition(" ")
-    return how.removeprefix("exited with ") if start == "attempt" and number.isdigit() else ""
+    number, _, sentence = rest.partition(" ")
+    how, after, _ = sentence.partition(" after ")
+    known = start == "attempt" and number.isdigit() and after and how != "ended"
+    return how.removeprefix("exited with ") if known else ""

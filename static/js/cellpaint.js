@@ -4,7 +4,7 @@ const SCALES = {
   viridis: ["440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725"],
 };
 const CIVIDIS_METRICS = new Set(["kv_used_ratio", "prefix_hit_ratio", "generation_tokens_per_second"]);
-const DARK_INK = "#12161d";
+const DARK_INK = "#000000";
 const LIGHT_INK = "#ffffff";
 const LEVELS = 255;
 export const GAP_FROM_PIXELS = 6;
@@ -21,14 +21,20 @@ export function levelOf(value, metric) {
 
 const inks = new Map();
 
-// Black or white, whichever is read better on the colour of a level.
+// Black or white, whichever is read better on the colour of a level: on either side of this luminance
+// the contrast is at least 4.5 to 1.
+const EVEN_LUMINANCE = 0.179;
+
 export function inkOn(scale, level) {
   const key = `${scale}/${level}`;
-  if (!inks.has(key)) inks.set(key, luminance(colourAt(SCALES[scale], level / LEVELS)) > 0.19 ? DARK_INK : LIGHT_INK);
+  if (!inks.has(key)) inks.set(key, luminance(colourOf(scale, level)) > EVEN_LUMINANCE ? DARK_INK : LIGHT_INK);
   return inks.get(key);
 }
 
-function colourAt(stops, share) {
+// Red, green and blue of a level.
+export function colourOf(scale, level) {
+  const stops = SCALES[scale];
+  const share = level / LEVELS;
   const at = share * (stops.length - 1);
   const from = Math.min(stops.length - 2, Math.floor(at));
   const channels = (stop) => [0, 2, 4].map((start) => parseInt(stop.slice(start, start + 2), 16));
@@ -37,7 +43,7 @@ function colourAt(stops, share) {
 }
 
 // Relative luminance, as WCAG defines it.
-function luminance(channels) {
+export function luminance(channels) {
   const [red, green, blue] = channels.map((value) => {
     const part = value / 255;
     return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;

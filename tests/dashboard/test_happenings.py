@@ -61,9 +61,9 @@ def _recorded_names(root: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
-        (ObservedExit(2, None, 9, 3.1, ()), "exited: killed by signal 9 after 3.1 s"),
-        (ObservedExit(1, 1, None, 0.2, ()), "exited: code 1 after 0.2 s"),
-        (ObservedExit(1, None, None, 4.0, ()), "exited: ended after 4.0 s; how is not known"),
+        (ObservedExit(2, None, 9, 3.1, ()), "exited: killed by signal 9"),
+        (ObservedExit(1, 1, None, 0.2, ()), "exited: code 1"),
+        (ObservedExit(1, None, None, 4.0, ()), "exited"),
     ],
 )
 def test_an_exit_says_how(ended: ObservedExit, words: str) -> None:
