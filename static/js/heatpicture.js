@@ -257,8 +257,8 @@ export class HeatPicture {
     const { plan, colours } = this;
     context.textBaseline = "middle";
     this.paintSlots(context);
-    context.font = `600 12px ${colours.font}`;
-    context.fillStyle = colours.ink;
+    context.font = `${plan.named ? "600 " : ""}12px ${colours.font}`;
+    context.fillStyle = plan.named ? colours.ink : colours.soft;
     const cut = plan.named ? 0 : commonPrefix(plan.headers.map((header) => this.layout.rows[header.row].rack));
     let above = null;
     for (const header of plan.headers) {
