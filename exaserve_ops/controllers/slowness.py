@@ -40,9 +40,9 @@ class SlowWatch:
             for deployment_id, samples in peers.items()
         }
         for streaks in self._streaks.values():
-            for replica_id, streak in streaks.items():
-                if streak.slow != bool(recorded[replica_id]):
-                    record_slowness(UUID(replica_id), streak.reason, actor=ACTOR, now=clock.now())
+            for key, streak in streaks.items():
+                if streak.slow != bool(recorded[key]):
+                    record_slowness(UUID(key), streak.reason, actor=ACTOR, now=clock.now())
 
     def _known(
         self, deployment_id: UUID, samples: list[PeerSample], recorded: dict[str, str]

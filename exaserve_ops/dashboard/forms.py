@@ -45,7 +45,31 @@ class DeploymentForm(forms.Form):
     )
     accelerators_per_replica = forms.IntegerField(min_value=1, initial=1)
     drain_seconds = forms.IntegerField(min_value=0, initial=60, label="Drain, seconds")
-    start_seconds = forms.IntegerField(min_value=1, initial=300, label="Start limit, seconds")
+    start_seconds = forms.IntegerField(
+        min_value=1,
+        required=False,
+        label="Start limit, seconds",
+        help_text="Empty: five minutes, and time to read the weights.",
+    )
+    stall_seconds = forms.IntegerField(
+        min_value=0,
+        initial=60,
+        required=False,
+        label="Stall limit, seconds",
+        help_text="Requests run and no token comes for so long: restarted. 0: never.",
+    )
+    standbys = forms.IntegerField(
+        min_value=0,
+        max_value=MAX_REPLICAS,
+        initial=0,
+        required=False,
+        help_text="Beyond the replicas: started and loaded, without requests until one is needed.",
+    )
+    drain_slow = forms.BooleanField(
+        required=False,
+        label="Replace slow replicas",
+        help_text="Those that stay slower than their peers; one at a time.",
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever a form takes
         super().__init__(*args, **kwargs)
@@ -71,6 +95,7 @@ class ScaleForm(forms.Form):
     """Another number of replicas."""
 
     replicas = forms.IntegerField(min_value=0, max_value=MAX_REPLICAS)
+    standbys = forms.IntegerField(min_value=0, max_value=MAX_REPLICAS, required=False)
     generation = forms.IntegerField(widget=forms.HiddenInput)
     reason = forms.CharField(max_length=300, required=False, label="Why")
 

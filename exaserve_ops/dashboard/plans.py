@@ -6,19 +6,25 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.reconcile import (
+from exaserve_ops.serving.domain.facts import STANDBY, DeploymentSnapshot, ReplicaFacts
+from exaserve_ops.serving.domain.reconcile import make_plan, plan_deployment
+from exaserve_ops.serving.domain.steps import (
     Create,
-    DeploymentSnapshot,
+    Hold,
     LetGo,
     Place,
-    ReplicaFacts,
+    Promote,
+    Quarantine,
+    Replace,
     Step,
     Wait,
-    plan_deployment,
 )
 
 MAX_SIMULATED = 512
 """More new replicas than this are counted, not placed one by one: nobody reads a longer list."""
+
+
+MAX_WAITING = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +55,37 @@ class PlanPreview:
         return not self.lines
 
 
-def preview_scale(snapshot: DeploymentSnapshot, replicas: int, *, now: datetime) -> PlanPreview:
-    """Plan the deployment at another number of replicas, and place those that would be created."""
-    return _preview(replace(snapshot, replicas_wanted=replicas), now)
+@dataclass(frozen=True, slots=True)
+class PlanNow:
+    """What is done now, and what is waited for."""
+
+    lines: tuple[PlanLine, ...]
+    waiting: tuple[PlanLine, ...]
+    more_waiting: int
+    """Left out, for nobody reads a longer list."""
+    frozen: str
+    """Why nothing is healed; empty where it is."""
+
+
+def plan_now(snapshot: DeploymentSnapshot, *, now: datetime) -> PlanNow:
+    """Return what the controllers do for a deployment as it is, in words."""
+    plan = make_plan(snapshot, now=now)
+    known = {r.id: r for r in snapshot.replicas}
+    waiting = plan.waiting[:MAX_WAITING]
+    return PlanNow(
+        lines=tuple(line for step in plan.steps if (line := _line(step, known)) is not None),
+        waiting=tuple(_waiting_line(known[w.replica_id], w.why) for w in waiting),
+        more_waiting=len(plan.waiting) - len(waiting),
+        frozen=snapshot.healing.frozen,
+    )
+
+
+def preview_scale(
+    snapshot: DeploymentSnapshot, replicas: int, *, now: datetime, standbys: int | None = None
+) -> PlanPreview:
+    """Plan the deployment at other numbers of replicas and standbys, and place what would be created."""
+    wanted = snapshot.standbys_wanted if standbys is None else standbys
+    return _preview(replace(snapshot, replicas_wanted=replicas, standbys_wanted=wanted), now)
 
 
 def preview_deletion(snapshot: DeploymentSnapshot, *, now: datetime) -> PlanPreview:
@@ -62,7 +96,10 @@ def preview_deletion(snapshot: DeploymentSnapshot, *, now: datetime) -> PlanPrev
 def _preview(snapshot: DeploymentSnapshot, now: datetime) -> PlanPreview:
     steps = plan_deployment(snapshot, now=now)
     created = sum(step.count for step in steps if isinstance(step, Create))
-    newcomers = tuple(_newcomer(i, now) for i in range(min(created, MAX_SIMULATED)))
+    roles = [
+        step.role for step in steps if isinstance(step, Create) for _ in range(min(step.count, MAX_SIMULATED))
+    ]
+    newcomers = tuple(_newcomer(i, role, now) for i, role in enumerate(roles[:MAX_SIMULATED]))
     if newcomers:
         steps = plan_deployment(replace(snapshot, replicas=snapshot.replicas + newcomers), now=now)
     known = {r.id: r for r in (*snapshot.replicas, *newcomers)}
@@ -78,9 +115,14 @@ def _preview(snapshot: DeploymentSnapshot, now: datetime) -> PlanPreview:
     )
 
 
-def _newcomer(index: int, now: datetime) -> ReplicaFacts:
-    name = f"new replica {index + 1}"
-    return ReplicaFacts(f"new-{index:05d}", name, states.PENDING, "run", "", 0, now)
+def _newcomer(index: int, role: str, now: datetime) -> ReplicaFacts:
+    name = f"new {'standby' if role == STANDBY else 'replica'} {index + 1}"
+    return ReplicaFacts(f"new-{index:05d}", name, states.PENDING, "run", "", 0, now, role=role)
+
+
+def _waiting_line(replica: ReplicaFacts, why: str) -> PlanLine:
+    tone = "warn" if replica.status in {states.PENDING, states.FAILED, states.UNREACHABLE} else "busy"
+    return PlanLine("wait", tone, replica.name, replica.status.replace("_", " "), why)
 
 
 def _line(step: Step, known: dict[str, ReplicaFacts]) -> PlanLine | None:
@@ -97,6 +139,24 @@ def _line(step: Step, known: dict[str, ReplicaFacts]) -> PlanLine | None:
             return PlanLine(step.event, "bad", replica.name, detail, step.why)
         case Create():
             detail = "placed when there is room"
-            return PlanLine("create", "good", f"{step.count} more replicas", detail, step.why)
+            noun = "standbys" if step.role == STANDBY else "replicas"
+            return PlanLine("create", "good", f"{step.count} more {noun}", detail, step.why)
+        case Promote() | Replace() | Quarantine() | Hold():
+            return _healing_line(step, known)
         case _:
             return None
+
+
+def _healing_line(
+    step: Promote | Replace | Quarantine | Hold, known: dict[str, ReplicaFacts]
+) -> PlanLine | None:
+    name = known[step.replica_id].name
+    match step:
+        case Promote():
+            return PlanLine("promote", "good", name, f"instead of {known[step.instead_of].name}", step.why)
+        case Replace():
+            return PlanLine("replace", "good", name, f"by a new one on {step.placement.node_name}", step.why)
+        case Quarantine():
+            return PlanLine("quarantine", "bad", ", ".join(step.accelerator_uuids), f"of {name}", step.why)
+        case Hold():
+            return PlanLine("hold", "warn", name, "is not healed now", step.why) if step.why else None

@@ -97,6 +97,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: dict[str, Any]) -> Non
             continue
         answer = viewer.get(address)
         writes = {"node_cordon", "node_uncordon", "key_revoke", "host_key_forget", "installations_upgrade"}
+        writes |= {"node_lift_quarantine"}
         writes |= {f"installation_{act}" for act in ("confirm", "act", "abandon", "healing")}
         writes |= {"replica_restart", "replica_replace", "node_drain", "node_undrain"}
         writes |= {"incident_confirm", "incident_dismiss"}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
-from exaserve_ops.dashboard.plans import preview_deletion, preview_scale
+from exaserve_ops.dashboard.plans import plan_now, preview_deletion, preview_scale
 from exaserve_ops.serving.domain.placement import AcceleratorRoom, NodeRoom, PlacementRequest
-from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot, ReplicaFacts
+from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot, HealingFacts, ReplicaFacts
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 GIB = 1 << 30
@@ -67,3 +68,42 @@ def test_ten_thousand_new_replicas_are_counted_not_listed() -> None:
     plan = preview_scale(_snapshot(), 10_000, now=NOW)
     assert plan.created == 10_000
     assert len(plan.lines) < 1000
+
+
+def test_plan_of_now_says_what_is_done_and_what_is_waited_for() -> None:
+    ready, lost = (
+        _ready("a-1", 0),
+        replace(_ready("b-1", 0), status="unreachable", node=_node("b", refusal="dead")),
+    )
+    draining = replace(_ready("c-1", 2), status="draining", wanted="drain")
+    snapshot = replace(
+        _snapshot(ready, lost, draining, nodes=(_node("a"), _node("b", refusal="dead"))), replicas_wanted=2
+    )
+    plan = plan_now(snapshot, now=NOW)
+    assert [(line.verb, line.subject, line.detail) for line in plan.lines] == [
+        ("replace", "b-1", "by a new one on a")
+    ]
+    assert [(line.subject, line.why) for line in plan.waiting] == [("c-1", "its open requests end")]
+
+
+def test_plan_of_now_names_the_standby_and_for_whom_it_serves() -> None:
+    lost = replace(_ready("b-1", 0), status="unreachable")
+    standby = replace(_ready("s-1", 0), role="standby")
+    plan = plan_now(replace(_snapshot(lost, standby), replicas_wanted=1, standbys_wanted=1), now=NOW)
+    assert (plan.lines[0].verb, plan.lines[0].subject, plan.lines[0].detail) == (
+        "promote",
+        "s-1",
+        "instead of b-1",
+    )
+
+
+def test_frozen_healing_is_said_once_for_all() -> None:
+    lost = replace(_ready("b-1", 0), status="unreachable")
+    plan = plan_now(replace(_snapshot(lost), healing=HealingFacts(frozen="mass silence")), now=NOW)
+    assert plan.frozen == "mass silence"
+    assert "frozen" in plan.waiting[0].why
+
+
+def test_standbys_are_previewed_apart() -> None:
+    plan = preview_scale(_snapshot(_ready("a", 0)), 1, now=NOW, standbys=2)
+    assert [line.subject for line in plan.lines] == ["new standby 1", "new standby 2"]

@@ -15,23 +15,25 @@ from django.views.decorators.http import require_http_methods, require_safe
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.forms import MIB, DeleteForm, DeploymentForm, ScaleForm
 from exaserve_ops.dashboard.listing import list_page
-from exaserve_ops.dashboard.plans import PlanPreview, preview_deletion, preview_scale
+from exaserve_ops.dashboard.plans import PlanPreview, plan_now, preview_deletion, preview_scale
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import active_sessions, history_of, replicas_with_places, with_loads
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot
+from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
     create_deployment,
     delete_deployment,
-    scale_deployment,
+    update_deployment,
 )
 
 SHOWN_REPLICAS = 100
+SHOWN_LOSSES = 8
 CONFLICT = 409
 
 
@@ -112,6 +114,19 @@ def deployment_new(request: HttpRequest) -> HttpResponse:
     return render(request, "deployments/new.html", context, status=status)
 
 
+@require_safe
+@requires("serving.view_deployment")
+def deployment_plan(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
+    """Show what is done for it now and what is waited for, and what the loss of each domain would cost."""
+    snapshot = _snapshot(get_object_or_404(Deployment, pk=deployment_id))
+    context = {
+        "plan": plan_now(snapshot, now=clock.now()),
+        "spread": view_spread(snapshot.nodes),
+        "shown_losses": SHOWN_LOSSES,
+    }
+    return render(request, "deployments/now.html", context)
+
+
 @require_http_methods(["GET", "HEAD", "POST"])
 @requires("serving.change_deployment")
 def deployment_scale(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
@@ -169,7 +184,7 @@ def _plan_of(wish: DeploymentWish, actor: str) -> PlanPreview:
         transaction.set_rollback(True)
     if snapshot is None:
         raise AssertionError("it was made just now")
-    return preview_scale(snapshot, wish.replicas, now=now)
+    return preview_scale(snapshot, wish.replicas, now=now, standbys=wish.standbys)
 
 
 def _digest_of(wish: DeploymentWish) -> str:
@@ -182,19 +197,21 @@ def _scale(request: HttpRequest, found: Deployment) -> HttpResponse:
     if not form.is_valid():
         return _scale_page(request, found, form)
     wanted = form.cleaned_data
+    standbys = found.standbys if wanted["standbys"] is None else wanted["standbys"]
     try:
-        scale_deployment(
+        update_deployment(
             found.pk,
-            replicas=wanted["replicas"],
+            {"replicas": wanted["replicas"], "standbys": standbys},
             actor=actor_of(request),
             now=clock.now(),
             expected_generation=wanted["generation"],
             reason=wanted["reason"],
         )
     except ConflictError as error:
-        fresh = ScaleForm({"replicas": wanted["replicas"], "generation": found.generation})
+        fresh = ScaleForm({**wanted, "generation": found.generation})
         return _scale_page(request, found, fresh, conflict=str(error))
-    messages.success(request, f"{found.name} is wanted {wanted['replicas']} times.")
+    beside = f", with {standbys} standbys" if standbys else ""
+    messages.success(request, f"{found.name} is wanted {wanted['replicas']} times{beside}.")
     return redirect("deployment", found.pk)
 
 
@@ -203,7 +220,10 @@ def _scale_page(
 ) -> HttpResponse:
     plan: PlanPreview | None = None
     if form.is_valid():
-        plan = preview_scale(_snapshot(found), form.cleaned_data["replicas"], now=clock.now())
+        wanted = form.cleaned_data
+        plan = preview_scale(
+            _snapshot(found), wanted["replicas"], now=clock.now(), standbys=wanted["standbys"]
+        )
     context = {
         "title": f"Scale {found.name}",
         "deployment": found,
@@ -236,5 +256,8 @@ def _wish_of(data: dict[str, Any]) -> DeploymentWish:
         replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
         accelerators_per_replica=data["accelerators_per_replica"],
         drain_seconds=data["drain_seconds"],
-        start_seconds=data["start_seconds"],
+        start_seconds=data["start_seconds"] or 0,
+        stall_seconds=60 if data["stall_seconds"] is None else data["stall_seconds"],
+        standbys=data["standbys"] or 0,
+        drain_slow=data["drain_slow"],
     )

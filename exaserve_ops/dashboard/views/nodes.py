@@ -28,9 +28,10 @@ from exaserve_ops.dashboard.reading import (
     replicas_with_places,
 )
 from exaserve_ops.inventory.domain.liveness import DEAD, NODE_LIVENESS, RETIRED, SUSPECT
-from exaserve_ops.inventory.models import FailureDomain, Node
+from exaserve_ops.inventory.models import Accelerator, FailureDomain, Node
 from exaserve_ops.inventory.selectors import installation_of_node, rack_of
 from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
+from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
@@ -142,6 +143,24 @@ def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:
     ]
     columns = {"1": 1, "2": 2}.get(request.GET.get("columns", ""), len(panels))
     return JsonResponse(small_multiples(panels, columns=columns))
+
+
+@require_POST
+@requires("inventory.change_node")
+def node_lift_quarantine(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Let one accelerator of the node (`accelerator`) take replicas again."""
+    found = get_object_or_404(Accelerator, pk=request.POST.get("accelerator", ""), node=node_id)
+    why = request.POST.get("reason", "").strip()
+    if not why:
+        messages.error(request, "Say why: the reason is shown to everyone who wonders later.")
+        return redirect("node", node_id)
+    try:
+        lift_quarantine(found.pk, reason=why, actor=actor_of(request), now=clock.now())
+    except ConflictError as error:
+        messages.error(request, f"Not done: {error}.")
+    else:
+        messages.success(request, f"{found} takes replicas again.")
+    return redirect("node", node_id)
 
 
 @never_cache

@@ -115,6 +115,7 @@ def update_deployment(
     actor: str,
     now: datetime,
     expected_generation: int | None = None,
+    reason: str = "",
 ) -> Deployment:
     """Change what `CHANGEABLE` names, in one step.
 
@@ -139,7 +140,8 @@ def update_deployment(
         return deployment
     _raise_generation(deployment, now, [*_PLAIN, "start_seconds", "placement"])
     changed = ", ".join(f"{k} {before[k]} to {after[k]}" for k in after if after[k] != before[k])
-    _record(deployment, "changed", actor, now, changed)
+    event = "scaled" if changes.keys() <= {"replicas", "standbys"} else "changed"
+    _record(deployment, event, actor, now, changed + (f": {reason}" if reason else ""))
     return deployment
 
 
