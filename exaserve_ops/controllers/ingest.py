@@ -145,7 +145,9 @@ class Ingest:
             if not current or not view.lease_epoch:
                 self._ask_for_hello(view, beat)
                 return
-            if beat.sequence <= view.sequence and view.heartbeat is not None:
+            known = view.heartbeat
+            # Each run of an agent counts from the start: numbers of two runs do not compare.
+            if known is not None and known.boot_id == beat.boot_id and beat.sequence <= known.sequence:
                 return
             view.sequence, view.heartbeat = beat.sequence, beat
         self._unrecorded.setdefault(beat.node_id)

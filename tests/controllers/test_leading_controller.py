@@ -237,6 +237,30 @@ def test_a_new_agent_run_gets_a_new_epoch(leader: Leader, node: ScriptedNode) ->
     assert wishes(node.commands())[-1].lease_epoch == 2
 
 
+def test_a_restarted_agent_is_believed_from_its_first_report(leader: Leader, node: ScriptedNode) -> None:
+    [replica] = bring_up(leader, node, make_deployment(replicas=1))
+    node.sequence = 100_000
+    node.beat(seen(replica, State.READY))
+    leader.work()
+    node.boot_id, node.sequence = "boot-2", 0
+    node.say_hello()
+    leader.work()
+    node.commands()
+    node.beat(seen(replica, State.BACKING_OFF, attempt=2, reason="crash 1 of 6"))
+    leader.work()
+    replica.refresh_from_db()
+    assert replica.status == "backing_off"
+
+
+def test_a_report_that_arrives_late_changes_nothing(leader: Leader, node: ScriptedNode) -> None:
+    [replica] = bring_up(leader, node, make_deployment(replicas=1))
+    node.sequence -= 1
+    node.beat(seen(replica, State.FAILED), sequence=node.sequence)
+    leader.work()
+    replica.refresh_from_db()
+    assert replica.status == "ready"
+
+
 def test_a_forged_or_strange_report_is_dropped_and_the_next_one_read(
     leader: Leader, node: ScriptedNode, redis_client: redis.Redis
 ) -> None:
