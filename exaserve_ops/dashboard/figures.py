@@ -10,6 +10,10 @@ from typing import Any
 Figure = dict[str, Any]
 _TIME_AXIS = {"type": "date", "tickformat": "%H:%M", "nticks": 5}
 
+_BESIDE = (0.14, 0.98)
+_ABOVE = (0.18, 0.9)
+"""Parts of a panel's place that its axes span: left and right, bottom and top. Labels get the rest."""
+
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -38,7 +42,8 @@ def small_multiples(panels: Sequence[Panel], *, columns: int = 4) -> Figure:
     rows = -(-len(panels) // columns)
     for index, panel in enumerate(panels):
         suffix = "" if index == 0 else str(index + 1)
-        across, down = _span(index % columns, columns), _span(rows - 1 - index // columns, rows)
+        across = _span(index % columns, columns, _BESIDE)
+        down = _span(rows - 1 - index // columns, rows, _ABOVE)
         layout[f"xaxis{suffix}"] = {"domain": across, "anchor": f"y{suffix}", **_TIME_AXIS}
         layout[f"yaxis{suffix}"] = {"domain": down, "anchor": f"x{suffix}", **_value_axis(panel)}
         layout["annotations"].append(_title(panel.title, across[0], down[1]))
@@ -90,9 +95,10 @@ def _line(series: Series, suffix: str, colour: int) -> Figure:
     }
 
 
-def _span(index: int, count: int) -> list[float]:
-    """Part of the width or height that one of `count` panels takes, with room for labels."""
-    return [(index + 0.14) / count, (index + 0.98) / count] if count > 1 else [0.0, 1.0]
+def _span(index: int, count: int, room: tuple[float, float]) -> list[float]:
+    """Part of the width or height that one of `count` panels takes, with room for labels around it."""
+    start, end = room
+    return [(index + start) / count, (index + end) / count] if count > 1 else [0.0, 1.0]
 
 
 def _value_axis(panel: Panel) -> Figure:

@@ -96,3 +96,6 @@ def test_small_multiples_do_not_overlap(columns: int) -> None:
         for other_across, other_down in boxes[index + 1 :]:
             apart = across[1] <= other_across[0] or other_across[1] <= across[0]
             assert apart or down[1] <= other_down[0] or other_down[1] <= down[0]
+            gap = max(other_down[0] - down[1], down[0] - other_down[1])
+            room = 0.25 / -(-len(panels) // columns)
+            assert apart or gap >= room, "a title would stand on the labels of the axis above it"
