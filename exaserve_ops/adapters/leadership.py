@@ -25,8 +25,8 @@ from psycopg.pq import TransactionStatus
 LEASE_SECONDS = 2.0
 IDLE_TRANSACTION_SECONDS = 1.5
 """Postgres ends a leader's transaction in which nothing happens for so long."""
-LOCK_KEY = 0x6578616F7073
-"""`exaops` in ASCII."""
+LOCK_KEY = 0x65786C656164
+"""`exlead` in ASCII; migrations have a lock of their own."""
 _NAME = "controllers"
 
 _ROW = """

@@ -55,6 +55,8 @@ class Guard:
         self._held: dict[str, HeldSuspicion] = {}
         self._decided: dict[str, tuple[str, frozenset[str]]] = {}
         """Status and nodes of incidents that somebody decided, until it is carried out."""
+        self._accepted: frozenset[str] = frozenset()
+        """Dead by somebody's word: no sign any more that the observer is at fault."""
         self._racks: dict[str, str] = {}
         self._racks_at = -1e9
         self._reach_at = -1e9
@@ -80,11 +82,12 @@ class Guard:
             return frozenset()
         self._refresh_racks(views, now)
         self._hear_people()
-        decided = self._nodes_of(CONFIRMED) | self._nodes_of(DISMISSED)
+        self._accepted &= frozenset(view.node_id for view in views if view.liveness == DEAD)
+        settled = self._nodes_of(CONFIRMED) | self._nodes_of(DISMISSED) | self._accepted
         nodes = [
             node
             for view in views
-            if view.node_id not in decided and (node := self._watched(view, lost, now)) is not None
+            if view.node_id not in settled and (node := self._watched(view, lost, now)) is not None
         ]
         ruling = rule(nodes, self._held.values(), now, self._settings)
         self._carry_out(ruling)
@@ -187,6 +190,8 @@ class Guard:
         dead = {view.node_id for view in views if view.liveness == DEAD}
         quiet = silent | {v.node_id for v in views if v.liveness == SUSPECT}
         for key, (status, nodes) in list(self._decided.items()):
+            if status == CONFIRMED:
+                self._accepted |= nodes & dead
             left = nodes & quiet - dead
             if left:
                 self._decided[key] = (status, left)

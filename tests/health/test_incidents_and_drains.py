@@ -151,6 +151,26 @@ def test_a_new_leader_withholds_what_the_one_before_withheld_and_obeys_what_was_
     assert incident.applied_at is not None
 
 
+def test_those_that_die_right_after_a_confirmed_silence_are_not_withheld_again() -> None:
+    views = silent_fleet(6)
+    early = frozenset(view.node_id for view in views[:4])
+    for view in views[4:]:
+        view.liveness = "alive"
+    guard = Guard()
+    assert guard.withhold(views, early, 100.0) == early
+    confirm_incident(Incident.objects.get().pk, reason="power", actor="user:o", now=NOW)
+    assert guard.withhold(views, early, 100.3) == frozenset()
+    for view in views[:4]:
+        view.liveness = "dead"
+        view.note_death(100.3)
+    guard.withhold(views, frozenset(), 100.6)
+    late = frozenset(view.node_id for view in views[4:])
+    for view in views[4:]:
+        view.liveness = "suspect"
+    assert guard.withhold(views, late, 101.0) == frozenset()
+    assert Incident.objects.count() == 1
+
+
 def test_dismissed_nodes_stay_suspect_until_they_report() -> None:
     views = silent_fleet()
     ids = frozenset(view.node_id for view in views)
