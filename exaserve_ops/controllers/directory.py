@@ -98,23 +98,25 @@ def _read() -> Directory:
 
 
 def _replicas() -> list[tuple[Any, ...]]:
-    """Node id, replica id, name, status, deployment and model of every replica that has a place."""
+    """Node id, replica id, name, status, deployment, model and role of every replica that has a place."""
     return list(
         Replica.objects.exclude(status=states.STOPPED)
         .exclude(node=None)
         .order_by("node__name", "name")
-        .values_list("node_id", "pk", "name", "status", "deployment__name", "deployment__served_name")
+        .values_list("node_id", "pk", "name", "status", "deployment__name", "deployment__served_name", "role")
     )
 
 
 def _placed(row: tuple[Any, ...]) -> PlacedReplica:
-    return PlacedReplica(str(row[1]), _STATUS_INDEX[row[3]], row[3] == states.READY)
+    return PlacedReplica(
+        str(row[1]), _STATUS_INDEX[row[3]], row[3] == states.READY and row[6] == Replica.Role.SERVING
+    )
 
 
 def _layout_row(node: Node, rows: list[tuple[Any, ...]], columns: int) -> dict[str, Any]:
     cells: list[dict[str, str] | None] = [
         {"id": str(replica_id), "name": name, "deployment": deployment, "model": model}
-        for _, replica_id, name, _, deployment, model in rows
+        for _, replica_id, name, _, deployment, model, _ in rows
     ]
     return {
         "node_id": str(node.pk),

@@ -23,6 +23,7 @@ DEGRADED = "degraded"
 """Word for a node whose heartbeats arrive while a part of its agent stands still."""
 PROBLEM_EVENTS = (
     "opened", "missed", "lost", "node_lost", "seen_failed", "seen_backing_off", "exited", "degraded", "waits",
+    "stalled", "slow", "healing_waits", "quarantined",
 )  # fmt: skip
 """Events that the bell's page shows."""
 
@@ -32,9 +33,9 @@ _BAD_REPLICA = Q(status__in=[states.FAILED, states.BACKING_OFF, states.PENDING])
 )
 _DOING = {
     incident.OPEN: "Nobody is declared dead, healing waits: until reports return or you decide it there.",
-    liveness.DEAD: "Its replicas take no requests; they are taken back when it reports again.",
+    liveness.DEAD: "Its replicas take no requests and are replaced elsewhere where there is room.",
     liveness.SUSPECT: "Watched; one more missed heartbeat and it counts as dead.",
-    states.FAILED: "Nothing more: restart or replace it, or change the deployment.",
+    states.FAILED: "Replaced on another node.",
     states.BACKING_OFF: "Its agent starts it again after a pause.",
     states.PENDING: "Placed as soon as a node has room.",
     states.READY: "Routed again when a gateway reaches it.",
@@ -115,5 +116,5 @@ def _of_replica(replica: Replica) -> Problem:
         status=replica.status,
         since=replica.status_changed_at,
         cause=replica.unroutable_reason if replica.status == states.READY else replica.reason,
-        doing=_DOING.get(replica.status, ""),
+        doing=f"Waits: {replica.healing_note}" if replica.healing_note else _DOING.get(replica.status, ""),
     )

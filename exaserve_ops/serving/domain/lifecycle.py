@@ -63,7 +63,7 @@ REPLICA = Lifecycle(
         LOADING: "The port is open; the engine loads weights.",
         READY: "The engine answers.",
         BACKING_OFF: "The last attempt ended; the next one starts after a pause.",
-        FAILED: "The crash-loop limit is reached; change the deployment or restart the replica.",
+        FAILED: "Its agent gave it up; it is replaced on another node, or says why not.",
         UNREACHABLE: "Its node is dead or cut off; the process may still run.",
         DRAINING: "Gets nothing new; open requests end.",
         STOPPING: "Told to stop; its process group is not gone yet.",
