@@ -147,19 +147,25 @@ class RouteTableWriter:
     def _commit(self, fill: Callable[[redis.client.Pipeline], None]) -> None:
         """Carry out in one step, unless a later leader wrote since. Raises `OvertakenError`."""
         with self._redis.pipeline(transaction=True) as pipeline:
-            if self._epoch:
-                pipeline.watch(LEADER_KEY)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-                leader = int(cast("bytes | None", pipeline.get(LEADER_KEY)) or 0)
-                if leader > self._epoch:
-                    raise OvertakenError(f"epoch {self._epoch} is over; the table is written by {leader}")
-                pipeline.multi()
-                pipeline.set(LEADER_KEY, self._epoch)
-            fill(pipeline)
-            try:
-                pipeline.execute()
-            except redis.exceptions.WatchError as error:
-                raise OvertakenError(f"another leader than that of epoch {self._epoch} writes") from error
+            while True:
+                if self._epoch:
+                    self._watch_leader(pipeline)
+                fill(pipeline)
+                try:
+                    pipeline.execute()
+                except redis.exceptions.WatchError:
+                    continue  # somebody claimed the table this moment: a later leader, or we ourselves
+                break
         self._has_claimed = True
+
+    def _watch_leader(self, pipeline: redis.client.Pipeline) -> None:
+        pipeline.watch(LEADER_KEY)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        leader = int(cast("bytes | None", pipeline.get(LEADER_KEY)) or 0)
+        if leader > self._epoch:
+            raise OvertakenError(f"epoch {self._epoch} is over; the table is written by {leader}")
+        pipeline.multi()
+        if leader < self._epoch:
+            pipeline.set(LEADER_KEY, self._epoch)
 
     def _is_written(self, part: str) -> bool:
         return bool(self._redis.sismember(PARTS_KEY, part))

@@ -180,3 +180,24 @@ def test_an_old_leader_cannot_write_the_route_table(redis_client: redis.Redis) -
     assert redis_client.smembers(MODELS_KEY) == {b"a"}
     assert not redis_client.exists(REPLICAS_KEY)
     assert new.write_models(frozenset({"b"}))
+
+
+def test_threads_of_one_leader_do_not_shut_one_another_out(redis_client: redis.Redis) -> None:
+    writer = RouteTableWriter(redis_client)
+    writer.claim(3)
+    start, failed = threading.Barrier(4), []
+
+    def write(number: int) -> None:
+        start.wait(10)
+        try:
+            for turn in range(20):
+                writer.write_models(frozenset({f"m{number}-{turn}"}))
+        except OvertakenError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert failed == []
