@@ -118,6 +118,8 @@ end() { # pid, part of its command line, seconds
 agent_pid() { cat home/run/agent.lock 2>/dev/null; }
 ctl() { if [ "$kind" = user ]; then systemctl --user "$@"; else systemctl "$@"; fi; }
 stop_service() {
+  # One that was stopped by a signal would not hear that it is to end.
+  if ours "$(agent_pid)" "$folder/home"; then kill -CONT "$(agent_pid)"; fi
   if [ "$kind" = process ]; then end "$(cat supervisor.pid 2>/dev/null)" "$folder/supervise.sh" 25
   else ctl stop "$unit" 2>/dev/null; fi
   # The agent itself, where nobody watched over it or it did not listen. Its replicas go on.

@@ -22,6 +22,10 @@ SNIPPET_SECONDS = 60.0
 _DF_LINE = re.compile(r"\s(\d+)\s+\d+%\s")
 
 
+class SlowCommandError(StepFailedError):
+    """A command was given up at its deadline."""
+
+
 class RemoteShell:
     """Runs scripts and puts files; `log` is called with what the machine says, as it comes."""
 
@@ -41,7 +45,7 @@ class RemoteShell:
     def _finish(self, command: str, text: str, seconds: float) -> CommandResult:
         result = self._connection.run(command, text=text, seconds=seconds, sink=self._log)
         if result.timed_out:
-            raise StepFailedError(f"the machine took longer than {seconds:.0f} s; it was given up")
+            raise SlowCommandError(f"the machine took longer than {seconds:.0f} s; it was given up")
         if result.status is None:
             raise LostConnectionError("how the command ended is unknown: the connection broke first")
         return result

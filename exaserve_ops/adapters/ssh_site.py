@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from exaserve_ops.adapters import ssh_scripts as scripts
 from exaserve_ops.adapters.agent_bundle import REQUIREMENTS, build_bundle, wheels_in
 from exaserve_ops.adapters.ssh_connection import Connection, clean, fetch_host_key, open_connection
-from exaserve_ops.adapters.ssh_shell import MIB, RemoteShell, free_bytes
+from exaserve_ops.adapters.ssh_shell import MIB, RemoteShell, SlowCommandError, free_bytes
 from exaserve_ops.inventory.domain.installation import (
     FEWEST_FREE_PORTS,
     LARGEST_CLOCK_SKEW_SECONDS,
@@ -95,7 +95,11 @@ class RemoteSite:
     # -- preflight ---------------------------------------------------------------------------------
     def greet(self) -> StepResult:
         """Say which machine answered."""
-        said = self._shell.script("uname -srm; hostname; id -un\n")
+        try:
+            said = self._shell.script("uname -srm; hostname; id -un\n")
+        except SlowCommandError as error:
+            advice = "do the start-up files of the user's shell wait for something?"
+            raise StepFailedError(f"signed in, but no command comes to its end there: {advice}") from error
         words = ", ".join(said.output.split("\n")[:3]).strip(", ")
         return StepResult(f"signed in as {self._target.user}: {words[:200]}")
 

@@ -250,6 +250,8 @@ def test_keys_of_others_are_for_admins(
         ("events", 2),
         ("keys", 3),
         ("nodes/join-tokens", 3),
+        ("nodes/installations", 2),
+        ("nodes/host-keys", 2),
     ],
 )
 def test_number_of_queries_does_not_grow_with_the_list(address: str, budget: int) -> None:

@@ -19,11 +19,11 @@ from django.test import Client
 from drf_spectacular.validation import validate_schema
 
 from exaserve_ops.api.parsers import MAX_BODY_BYTES
-from exaserve_ops.api.throttling import RefusalBound
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import JoinToken, Node
 from exaserve_ops.inventory.services import create_join_token
 from exaserve_ops.lib import clock
+from exaserve_ops.lib.refusals import RefusalBound
 from exaserve_ops.serving.models import Deployment
 from tests.fakes.world import JsonClient, make_user
 from workers.protocol.digests import node_key
@@ -126,6 +126,14 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     ("post", "/api/v1/nodes/{node}/cordon", {"reason": "x"}, False, True, True),
     ("post", "/api/v1/nodes/{node}/uncordon", {}, False, True, True),
     ("post", "/api/v1/nodes/join-tokens", {}, False, True, True),
+    ("get", "/api/v1/nodes/installations", {}, True, True, True),
+    ("get", "/api/v1/nodes/host-keys", {}, True, True, True),
+    ("post", "/api/v1/nodes/installations", {}, False, True, True),
+    ("post", "/api/v1/nodes/installations/{key}/confirm", {"fingerprint": "x"}, False, True, True),
+    ("post", "/api/v1/nodes/installations/{key}/act", {"action": "remove"}, False, True, True),
+    ("post", "/api/v1/nodes/installations/{key}/abandon", {}, False, True, True),
+    ("post", "/api/v1/nodes/installations/{key}/healing", {}, False, True, True),
+    ("delete", "/api/v1/nodes/host-keys/{key}", {}, False, False, True),
     ("post", "/api/v1/models", {"name": "m", "folder": "/nowhere"}, False, True, True),
     ("post", "/api/v1/deployments", {}, False, True, True),
     ("patch", "/api/v1/deployments/{deployment}", {"replicas": 1}, False, True, True),
@@ -222,7 +230,7 @@ def test_tokens_cannot_be_tried_without_end() -> None:
 
 def test_bound_forgets_after_its_window_and_holds_few_addresses() -> None:
     now = [0.0]
-    bound = RefusalBound(limit=2, window_seconds=10.0, max_addresses=3, clock=lambda: now[0])
+    bound = RefusalBound(limit=2, window_seconds=10.0, max_keys=3, clock=lambda: now[0])
     for _ in range(2):
         bound.count_refusal("a")
     assert bound.wait_seconds("a") == 10.0

@@ -14,6 +14,7 @@ from pytest_django import DjangoAssertNumQueries
 from exaserve_ops.access.models import ApiKey
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard import urls
+from exaserve_ops.dashboard.views.account import REFUSED_ADDRESSES, REFUSED_LOGINS
 from exaserve_ops.health.services.incidents import open_incident
 from exaserve_ops.inventory.models import JoinToken, Node, SshHostKey
 from exaserve_ops.inventory.services.installations import InstallationWish, create_installation
@@ -478,3 +479,19 @@ def test_static_plotly_comes_from_the_wheel_and_nothing_else_does() -> None:
     assert finders.find("vendor/plotly.min.js")
     assert finders.find("vendor/widgetbundle.js") is None
     assert finders.find("vendor/../__init__.py") is None
+
+
+def test_wrong_passwords_are_slowed_down_for_that_name_and_address_only(db: None, client: Client) -> None:  # noqa: ARG001 - a fixture
+    REFUSED_LOGINS.clear()
+    REFUSED_ADDRESSES.clear()
+    make_user("alice", "viewer")
+    wrong = {"username": "alice", "password": "no"}
+    statuses = [client.post("/login", wrong).status_code for _ in range(12)]
+    assert statuses == [200] * 10 + [429] * 2
+    answer = client.post("/login", wrong)
+    assert int(answer["Retry-After"]) > 0
+    assert "Too many wrong passwords" in answer.content.decode()
+    assert client.post("/login", wrong | {"username": "bob"}).status_code == 200
+    assert client.post("/login", wrong, REMOTE_ADDR="10.0.0.9").status_code == 200
+    REFUSED_LOGINS.clear()
+    REFUSED_ADDRESSES.clear()
