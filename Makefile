@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help up venv venv-dev chromium test lint format types fast browser screenshots clean
+.PHONY: help up venv venv-dev chromium sshd test lint format types fast browser screenshots clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -39,6 +39,15 @@ chromium: ## Install Chromium for the browser tests, by apt, if root; else say h
 	( apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null ) \
 		|| echo "apt could not install Chromium, so the browser tests will be skipped."
 
+sshd: ## Install OpenSSH's server for the tests of SSH, by apt, if root; else say how. It is not started.
+	@if command -v sshd >/dev/null || [ -x /usr/sbin/sshd ]; then exit 0; fi
+	if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+		echo "sshd is missing, so the tests of SSH will be skipped. To run them: sudo apt-get install openssh-server"
+		exit 0
+	fi
+	( apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends openssh-server >/dev/null ) \
+		|| echo "apt could not install openssh-server, so the tests of SSH will be skipped."
+
 lint: venv-dev ## Format check, lint and import contracts.
 	@echo "== format";    $(BIN)/ruff format --check .
 	echo "== lint";      $(BIN)/ruff check .
@@ -54,7 +63,7 @@ types: venv-dev ## mypy, strict.
 fast: venv-dev ## The tests that need no stores, processes or browser.
 	@$(BIN)/python -m pytest tests/domain tests/protocol $(ARGS)
 
-test: venv-dev chromium lint types ## Everything: lint, contracts, types, then all tests.
+test: venv-dev chromium sshd lint types ## Everything: lint, contracts, types, then all tests.
 	@echo "== tests"
 	$(BIN)/python -m pytest -p tests.scheduling -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
