@@ -12,15 +12,18 @@ django_application = get_asgi_application()  # before anything that touches mode
 
 from channels.auth import AuthMiddlewareStack  # noqa: E402 - models must be loadable first
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402 - see above
+from django.urls import re_path  # noqa: E402 - see above
 
-from exaserve_ops.dashboard.routing import websocket_urlpatterns  # noqa: E402 - see above
+from exaserve_ops.dashboard.routing import refuse_unknown, websocket_urlpatterns  # noqa: E402 - see above
 from exaserve_ops.wiring import connect_pages  # noqa: E402 - see above
 
 connect_pages()
 
+unknown = re_path("", refuse_unknown)  # type: ignore[arg-type]  # ASGI, not a view
+
 application = ProtocolTypeRouter(
     {
         "http": django_application,
-        "websocket": AuthMiddlewareStack(URLRouter(websocket_urlpatterns)),
+        "websocket": AuthMiddlewareStack(URLRouter([*websocket_urlpatterns, unknown])),
     }
 )

@@ -11,7 +11,7 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("exaserve_ops.api.urls")),
     path("", include("exaserve_ops.dashboard.urls")),
-    path("favicon.ico", favicon),
+    path("favicon.ico", favicon, name="favicon"),
     # Last: only what nothing above answers to.
-    re_path(r"^(?P<page>[^/].*[^/])/$", without_slash),
+    re_path(r"^(?P<page>[^/].*[^/])/$", without_slash, name="without-slash"),
 ]

@@ -21,6 +21,7 @@ from tests.fakes.routes import Route, all_routes, sample
 from tests.fakes.world import JsonClient, client_with_key, make_user
 
 PUBLIC = {
+    "favicon": "leads to the icon, which is a static file",
     "login": "where a login begins",
     "admin:login": "the same, of the admin",
     "healthz": "says that the process answers, nothing else",
@@ -30,6 +31,7 @@ PUBLIC = {
 """Routes for strangers, and why. Whoever adds one says so here."""
 
 OWN = {
+    "without-slash": "leads to the same address without its slash",
     "admin:logout": "ends one's own login",
     "logout": "ends one's own login",
     "styleguide": "shows what controls look like, on made-up data",

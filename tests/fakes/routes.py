@@ -20,6 +20,7 @@ _SAMPLES = {
 _REGEX_SAMPLES = {
     r"^api/": "api/nothing-here",
     r"(?P<url>.*)$": "nothing-here",
+    r"^(?P<page>[^/].*[^/])/$": "nodes/",
 }
 """A route by regular expression needs a sample here; without one the walk fails, on purpose."""
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from workers.engines.base import EngineOptionError, EngineOptions
 
+AGENT_FLAGS = ("--host", "--port", "--model-dir", "--served-model-name", "--memory-bytes")
+"""What the agent itself passes: where an engine listens is never a deployment's choice."""
 EXTRA_ARGUMENTS = "extra_arguments"
 """Option that every engine takes: text that is split like a shell line and put after the flags."""
 
@@ -95,6 +97,12 @@ def _extra_arguments(options: EngineOptions) -> list[str]:
     if not isinstance(value, str):
         raise EngineOptionError(f"{EXTRA_ARGUMENTS} must be text, not {value!r}")
     try:
-        return shlex.split(value)
+        arguments = shlex.split(value)
     except ValueError as error:
         raise EngineOptionError(f"{EXTRA_ARGUMENTS} cannot be split: {error}") from error
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        # argparse takes any unambiguous beginning of a flag for the flag.
+        if flag.startswith("--") and any(own.startswith(flag) for own in AGENT_FLAGS):
+            raise EngineOptionError(f"{EXTRA_ARGUMENTS} may not hold {flag}: the agent decides that")
+    return arguments

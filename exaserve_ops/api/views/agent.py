@@ -16,12 +16,12 @@ from rest_framework.views import APIView
 from exaserve_ops.api.errors import refusal
 from exaserve_ops.api.parsers import BoundedJSONParser
 from exaserve_ops.api.serializers.inventory import JoinAnswerSerializer, JoinRequestSerializer
-from exaserve_ops.api.throttling import RefusalBound
 from exaserve_ops.api.views.base import without_store
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services.joining import JoinWish, enrol
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import DeniedError
+from exaserve_ops.lib.refusals import RefusalBound
 from workers.protocol.digests import node_key
 
 REFUSALS = RefusalBound()

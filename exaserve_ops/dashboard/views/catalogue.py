@@ -92,7 +92,7 @@ def events(request: HttpRequest) -> HttpResponse:
 @requires("inventory.view_node")
 def search(request: HttpRequest) -> HttpResponse:
     """Find nodes, replicas, deployments, models and sessions by name or id."""
-    text = request.GET.get("q", "").strip()
+    text = request.GET.get("q", "").replace("\x00", "").strip()  # Postgres takes no NUL
     groups = _find(request, text) if text else []
     context = {"title": f"Search: {text}" if text else "Search", "text": text, "groups": groups}
     template = "search/results.html" if request.headers.get("HX-Request") else "search/page.html"
