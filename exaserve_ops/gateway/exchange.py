@@ -336,6 +336,11 @@ class Exchange:
         """The client left: so does its request, at once."""
         if self._phase is Phase.ENDED:
             return
+        answer = self._answer
+        if isinstance(answer, StreamAnswer) and answer.is_finished() and not answer.ended_in_error():
+            # It had the last event and did not wait for the end of the body: nothing was missed.
+            self._end("ok")
+            return
         self._status = _CLIENT_GONE_STATUS
         self._end("client_gone")
 
