@@ -67,6 +67,9 @@ test: venv-dev chromium sshd lint types ## Everything: lint, contracts, types, t
 	@echo "== tests"
 	$(BIN)/python -m pytest -p tests.scheduling -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
+outages: venv-dev ## Take stores, leaders and nodes away, and see the fleet come back: minutes.
+	@$(BIN)/python -m pytest -m outage tests/system $(ARGS)
+
 browser: venv-dev chromium ## The browser tests only.
 	@$(BIN)/python -m pytest tests/browser $(ARGS)
 

@@ -28,7 +28,12 @@ from tests.fakes.node import Node, make_home, wait_for
 from tests.fakes.valkey import Valkey
 from workers.protocol import names
 
-pytestmark = [pytest.mark.system, pytest.mark.django_db(transaction=True), pytest.mark.timeout(200)]
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.outage,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(200),
+]
 
 
 class OwnStore(Valkey):

@@ -26,7 +26,12 @@ from tests.fakes.control_plane import ControlPlane, PaperNodes, deploy, seconds_
 from tests.fakes.node import wait_for
 from workers.simulation.faults import ClockJump
 
-pytestmark = [pytest.mark.system, pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.outage,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.timeout(300),
+]
 
 AWAY_SECONDS = float(os.environ.get("EXAOPS_TEST_AWAY_SECONDS", "8"))
 """A minute in a long run."""

@@ -16,7 +16,7 @@ import pytest
 from bench.chat_client import ChatClient
 from bench.fleet_run import FleetRun, fleet_up, leftovers
 
-pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.system, pytest.mark.outage, pytest.mark.timeout(400)]
 
 CODE = Path(__file__).resolve().parents[2]
 NODES = 8
