@@ -104,6 +104,11 @@ link.addEventListener("layout", ({ detail }) => maps.forEach((map) => map.setLay
 link.addEventListener("frame", ({ detail }) => { if (document.visibilityState === "visible") maps.forEach((map) => map.setFrame(detail)); });
 const strip = document.querySelector("[data-strip]");
 link.addEventListener("summary", ({ detail }) => showSummary(strip, detail));
+// The link may have been faster than this module: what it got before is shown now.
+if (link.frame !== null) {
+  maps.forEach((map) => map.setFrame(link.frame));
+  link.fetchLayout(link.frame.layoutVersion);
+}
 document.addEventListener("drawer-closed", () => rememberInAddress("replica", ""));
 window.addEventListener("pagehide", (event) => { if (!event.persisted) maps.forEach((map) => map.destroy()); });
 if (/^[0-9a-f-]{36}$/.test(wanted.get("replica") ?? "")) {

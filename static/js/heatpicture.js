@@ -41,8 +41,8 @@ export class HeatPicture {
     this.watcher.observe(this.stage);
     this.inSight = true;
     this.drawnAt = -Infinity;
-    this.sight = new IntersectionObserver(([entry]) => {
-      this.inSight = entry.isIntersecting;
+    this.sight = new IntersectionObserver((entries) => {
+      this.inSight = entries.at(-1).isIntersecting; // the newest of those that came together
       if (this.inSight) this.draw();
     });
     this.sight.observe(this.stage);
