@@ -12,7 +12,7 @@ import msgspec
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
-from exaserve_ops.inventory.selectors import rack_of
+from exaserve_ops.inventory.selectors import nodes_in_service, rack_of
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.telemetry.domain.frames import METRICS
@@ -76,7 +76,7 @@ class DirectoryReader:
 
 
 def _read() -> Directory:
-    nodes = list(Node.objects.select_related("failure_domain__parent__parent"))
+    nodes = list(nodes_in_service().select_related("failure_domain__parent__parent"))
     nodes.sort(key=lambda node: (rack_of(node), node.name))
     placed: dict[UUID, list[tuple[Any, ...]]] = {node.pk: [] for node in nodes}
     for row in _replicas():

@@ -37,7 +37,7 @@ from exaserve_ops.controllers.rollups import RollupRecorder
 from exaserve_ops.controllers.slowness import LOOK_EVERY_SECONDS, SlowWatch
 from exaserve_ops.controllers.turns import TurnRecorder
 from exaserve_ops.health.models import NodeLease
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import nodes_in_service
 
 RESYNC_SECONDS = 30.0
 RECONCILE_THREADS = 2
@@ -196,7 +196,7 @@ class Controllers:
     def _load_state(self) -> None:
         """Begin from the record: who was alive, and under which lease."""
         leases = {lease.node_id: lease for lease in NodeLease.objects.all()}
-        for node in Node.objects.all():
+        for node in nodes_in_service():
             view = self._state.node(str(node.pk))
             view.name, view.liveness = node.name, node.liveness
             lease = leases.get(node.pk)

@@ -14,7 +14,7 @@ from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.ports import AgentLink, LivePublisher, RouteWriter
 from exaserve_ops.controllers.wishes import SentWishes, node_marks
 from exaserve_ops.inventory.domain.liveness import DEAD
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.inventory.services.quarantine import quarantine_accelerators
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
@@ -176,7 +176,7 @@ class Reconcilers:
 
     def _node(self, key: str) -> None:
         view = self._state.node(key)
-        if not Node.objects.filter(pk=key).exists():
+        if not nodes_in_service().filter(pk=key).exists():
             self._state.drop(key)
             self._wishes.drop(key)
             self._routes.drop_facts(key)

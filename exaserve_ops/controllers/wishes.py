@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import Count, Max, Sum
 
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.models import Replica
@@ -28,7 +28,7 @@ def node_marks() -> dict[str, Mark]:
         .order_by()
     )
     marks = {str(node_id): tuple(mark) for node_id, *mark in rows}
-    return {str(pk): marks.get(str(pk), ()) for pk in Node.objects.values_list("pk", flat=True)}
+    return {str(pk): marks.get(str(pk), ()) for pk in nodes_in_service().values_list("pk", flat=True)}
 
 
 class SentWishes:

@@ -15,8 +15,13 @@ from exaserve_ops.inventory.domain.installation import (
     HostKey,
     Target,
 )
-from exaserve_ops.inventory.domain.liveness import DEAD
+from exaserve_ops.inventory.domain.liveness import DEAD, RETIRED
 from exaserve_ops.inventory.models import Node, NodeInstallation, SshHostKey
+
+
+def nodes_in_service() -> QuerySet[Node]:
+    """All nodes but those that were retired: they are history, and nothing is expected of them."""
+    return Node.objects.exclude(liveness=RETIRED)
 
 
 def nodes_with_hardware() -> QuerySet[Node]:

@@ -20,9 +20,11 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard import ports
 from exaserve_ops.inventory.domain.installation import Credentials, HostKey
 from exaserve_ops.inventory.models import NodeInstallation, SshHostKey
+from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.inventory.services import installations as services
 from exaserve_ops.inventory.services.installations import InstallationWish
-from tests.fakes.world import NOW, JsonClient, client_with_key, make_user
+from tests.dashboard.conftest import MemoryReader
+from tests.fakes.world import NOW, JsonClient, client_with_key, make_node, make_user
 
 pytestmark = pytest.mark.django_db
 
@@ -229,3 +231,17 @@ def test_token_for_an_allocation_shows_how_to_start_all_of_it(operator: Client) 
     page = operator.post(reverse("node_join"), {"uses": 256, "hours": "8"}).content.decode()
     assert "it enrols 256 nodes" in page
     assert re.search(r"srun .*workers\.agent up --per-task --name-suffix", page)
+
+
+def test_retired_node_is_history_its_name_free_and_its_keys_worthless(operator: Client) -> None:
+    node = make_node("gpu-1")
+    services.retire_node(node.pk, reason="gone", actor="user:olga", now=NOW)
+    services.retire_node(node.pk, reason="gone", actor="user:olga", now=NOW)
+    node.refresh_from_db()
+    assert (node.liveness, node.cordoned, node.key_epoch) == ("retired", True, 2)
+    assert node.name.startswith("gpu-1 (retired")
+    assert not nodes_in_service().exists()
+    ports.use_live_reader(MemoryReader())
+    assert "gpu-1" not in operator.get(reverse("nodes")).content.decode()
+    assert "gpu-1" in operator.get(reverse("nodes"), {"state": "retired"}).content.decode()
+    assert make_node("gpu-1").pk != node.pk
