@@ -192,6 +192,20 @@ def test_change_says_what_it_changed() -> None:
     assert event.reason == "replicas 2 to 3, drain_seconds 60 to 5"
 
 
+def test_numbers_that_no_fleet_has_and_engines_that_no_node_has_are_refused_by_name() -> None:
+    model = make_deployment().model
+    for name, value in (("drain_seconds", 10**11), ("replicas", 10**9), ("accelerators_per_replica", 0)):
+        wish = DeploymentWish(
+            name="big", model_id=model.pk, engine="torch", **({"replicas": 1} | {name: value})
+        )
+        with pytest.raises(InvalidInputError) as refused:
+            create_deployment(wish, actor="user:test", now=NOW)
+        assert refused.value.field == name
+    wish = DeploymentWish(name="odd", model_id=model.pk, replicas=1, engine="nope; rm")
+    with pytest.raises(InvalidInputError, match="no node offers"):
+        create_deployment(wish, actor="user:test", now=NOW)
+
+
 @pytest.mark.parametrize("replicas", [-1, 100_001, True, 1.5, "2", None])
 def test_number_of_replicas_that_is_none_is_refused(replicas: object) -> None:
     deployment = make_deployment()

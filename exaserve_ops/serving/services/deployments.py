@@ -11,12 +11,25 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.models import Deployment, Model
 
 MAX_REPLICAS = 100_000
+MAX_SECONDS = 7 * 24 * 3600
+BOUNDS = {
+    "replicas": (0, MAX_REPLICAS),
+    "standbys": (0, MAX_REPLICAS),
+    "accelerators_per_replica": (1, 1024),
+    "replica_memory_bytes": (0, 1 << 50),
+    "drain_seconds": (0, MAX_SECONDS),
+    "start_seconds": (0, MAX_SECONDS),
+    "stall_seconds": (0, MAX_SECONDS),
+}
+"""Lowest and highest value of each number of a deployment; zero memory or start: computed."""
+BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
 LEAST_START_SECONDS = 300
 SLOW_READ_BYTES_PER_SECOND = 100 << 20
 _PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow")
@@ -50,11 +63,10 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     model = Model.objects.filter(pk=wish.model_id).first()
     if model is None:
         raise InvalidInputError("model", "no such model is registered")
-    _check_replicas(wish.replicas)
-    _check_replicas(wish.standbys, "standbys")
+    for name in BOUNDS:
+        _check_number(getattr(wish, name), name)
+    _check_engine(wish.engine)
     _check_options(wish.engine_options)
-    if wish.accelerators_per_replica < 1:
-        raise InvalidInputError("accelerators_per_replica", "must be at least 1")
     try:
         with transaction.atomic():
             deployment = Deployment.objects.create(
@@ -96,7 +108,7 @@ def scale_deployment(
     Raises `InvalidInputError`, or `ConflictError` where the deployment is being deleted, or `StaleError`
     where it is not at the generation that the caller had read.
     """
-    _check_replicas(replicas)
+    _check_number(replicas, "replicas")
     deployment = _lock(deployment_id, expected_generation)
     if deployment.replicas == replicas:
         return deployment
@@ -125,8 +137,8 @@ def update_deployment(
     for name in changes:
         if name not in CHANGEABLE:
             raise InvalidInputError(name, f"cannot be changed; what can: {', '.join(sorted(CHANGEABLE))}")
-    for name in {"replicas", "standbys"} & changes.keys():
-        _check_replicas(changes[name], name)
+    for name in BOUNDS.keys() & changes.keys():
+        _check_number(changes[name], name)
     deployment = _lock(deployment_id, expected_generation)
     before = _wish_of(deployment)
     for name in _PLAIN:
@@ -205,10 +217,20 @@ def _check_generation(deployment: Deployment, expected: int | None) -> None:
         )
 
 
-def _check_replicas(replicas: object, name: str = "replicas") -> None:
-    whole = isinstance(replicas, int) and not isinstance(replicas, bool)
-    if not whole or not 0 <= replicas <= MAX_REPLICAS:  # type: ignore[operator]  # whole: an int
-        raise InvalidInputError(name, f"give a whole number from 0 to {MAX_REPLICAS:,}")
+def _check_number(value: object, name: str) -> None:
+    lowest, highest = BOUNDS[name]
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not lowest <= value <= highest:  # type: ignore[operator]  # whole: an int
+        raise InvalidInputError(name, f"give a whole number from {lowest} to {highest:,}")
+
+
+def _check_engine(engine: str) -> None:
+    """Known of old, or offered by a node that has joined."""
+    if engine in BUILT_IN_ENGINES or Node.objects.filter(engines__contains=[engine]).exists():
+        return
+    offered = {name for names in Node.objects.values_list("engines", flat=True) for name in names}
+    known = ", ".join(sorted(offered | BUILT_IN_ENGINES))
+    raise InvalidInputError("engine", f"no node offers '{engine}'; what there is: {known}")
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

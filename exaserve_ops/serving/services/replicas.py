@@ -177,8 +177,10 @@ def record_node_lost(node_id: UUID, *, reason: str, actor: str, now: datetime) -
     running = [r.pk for r in live if REPLICA.allows(r.status, "node_lost")]
     for replica_id in running:
         advance_replica(replica_id, "node_lost", reason=reason, actor=actor, now=now)
-    # The wish stands: they end when the node is back and has seen their process groups gone.
-    live.exclude(pk__in=running).update(reason=f"node offline: {reason}")
+    # The wish stands: they end when the node is back and has seen their process groups gone. Why one
+    # failed is worth more than that its node went away since.
+    waiting = live.exclude(pk__in=running).exclude(status=states.FAILED)
+    waiting.update(reason=f"node offline: {reason}")
     return len(running)
 
 
