@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 import redis
@@ -76,7 +77,7 @@ def test_form_records_the_wish_and_seals_the_password(
     assert (row.host, row.node_name, row.status, row.asked_by) == ("gpu-1", "gpu-1", "new", "user:olga")
     assert vault.find(str(row.pk)) == Credentials(password=SECRET)
     [name] = redis_client.keys("exaops:ssh:*")
-    assert SECRET.encode() not in redis_client.get(name)
+    assert SECRET.encode() not in cast("bytes", redis_client.get(name))
     assert 0 < redis_client.ttl(name) <= KEPT_SECONDS
     for table in (NodeInstallation, Event):
         assert SECRET not in str(list(table.objects.values()))
