@@ -268,6 +268,15 @@ def test_restarting_a_failed_replica_raises_its_generation(operator: Client, wor
     assert Replica.objects.get(pk=replica.pk).generation == replica.generation + 1
 
 
+def test_a_reload_of_the_answer_makes_no_second_key(operator: Client) -> None:
+    shown = re.search(r'name="once" value="([\w-]+)"', operator.get(reverse("keys")).content.decode())
+    assert shown is not None
+    form = {"name": "load test", "scopes": ["inference"], "days": "7", "once": shown[1]}
+    assert operator.post(reverse("keys"), form).status_code == 200
+    assert operator.post(reverse("keys"), form).status_code == 302
+    assert ApiKey.objects.count() == 1
+
+
 def test_a_key_is_shown_once(operator: Client) -> None:
     made = operator.post(reverse("keys"), {"name": "load test", "scopes": ["inference"], "days": "7"})
     text = re.search(r"xo-[\w-]{40,}", made.content.decode())

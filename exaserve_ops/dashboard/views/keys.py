@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from datetime import timedelta
 from uuid import UUID
 
@@ -19,6 +20,9 @@ from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import InvalidInputError
 
+_MADE = "keys_made"
+_REMEMBERED_FORMS = 20
+
 
 @never_cache
 @require_http_methods(["GET", "HEAD", "POST"])
@@ -28,10 +32,17 @@ def keys(request: HttpRequest) -> HttpResponse:
     may_add = request.user.has_perm("access.add_apikey")
     if request.method == "POST" and not may_add:
         return render(request, "403.html", {"permission": "access.add_apikey"}, status=403)
+    once = request.POST.get("once", "")
+    made: list[str] = request.session.get(_MADE, [])
+    if once and once in made:
+        # A reload of the answer that showed the key: the browser sends the form again.
+        messages.info(request, "That key was made already, and its text cannot be shown again.")
+        return redirect("keys")
     form = ApiKeyForm(request.POST or None)
     text = _make_key(request, form) if request.method == "POST" and form.is_valid() else ""
     if text:
         form = ApiKeyForm()
+        request.session[_MADE] = [*made, once][-_REMEMBERED_FORMS:]
     own = keys_managed_by(user_of(request))
     listing = list_page(request, own.order_by("revoked_at", "name"))
     context = {
@@ -40,6 +51,7 @@ def keys(request: HttpRequest) -> HttpResponse:
         "rows": listing.page.object_list,
         "form": form,
         "key_text": text,
+        "once": secrets.token_urlsafe(12),
         "now": clock.now(),
         "may_add": may_add,
     }
