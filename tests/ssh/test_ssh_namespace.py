@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(120)]
 IP = shutil.which("ip") or "/sbin/ip"
 NAME = f"exaops-{os.getpid() % 100_000}"
 HERE, THERE = f"v{os.getpid() % 100_000}a", f"v{os.getpid() % 100_000}b"
-CONTROL, NODE = "198.18.7.1", "198.18.7.2"
+CONTROL, NODE = f"198.18.{os.getpid() % 250}.1", f"198.18.{os.getpid() % 250}.2"
 """Of the range that is set aside for tests of networks: no real machine is there."""
 
 
@@ -45,9 +45,11 @@ def namespace() -> Iterator[str]:
         ip("-n", NAME, "link", "set", THERE, "up")
         ip("-n", NAME, "link", "set", "lo", "up")
     except subprocess.CalledProcessError as error:
-        subprocess.run([IP, "netns", "delete", NAME], check=False, capture_output=True)
+        for leftover in (["link", "delete", HERE], ["netns", "delete", NAME]):
+            subprocess.run([IP, *leftover], check=False, capture_output=True)
         pytest.skip(f"no network namespace can be made here: {error.stderr.decode().strip()}")
     yield NAME
+    ip("link", "delete", HERE)  # its other end goes with it, whoever still holds the namespace
     ip("netns", "delete", NAME)
 
 
