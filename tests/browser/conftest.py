@@ -34,7 +34,7 @@ def _database_beside_a_browser() -> None:
     os.environ["DJANGO_ALLOW_ASYNC_UNSAFE"] = "1"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         pytest.skip("Chromium is not installed; see `make chromium`")

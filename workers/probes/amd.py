@@ -29,15 +29,16 @@ def parse_rocm_smi(page: str) -> Inventory:
 def parse_amd_smi(static: str, processes: str = "", metric: str = "") -> Inventory:
     """Read `amd-smi static --json`, and beside it `process --json` and `metric --json`."""
     cards = _gpu_rows(static)
-    metrics = {row.get("gpu"): row for row in _gpu_rows(metric)}
+    metrics = {as_text(row.get("gpu")): row for row in _gpu_rows(metric)}
     devices = tuple(
-        _amd_card(position, row, metrics.get(row.get("gpu"), {})) for position, row in enumerate(cards)
+        _amd_card(position, row, metrics.get(as_text(row.get("gpu")), {}))
+        for position, row in enumerate(cards)
     )
-    uuids = {row.get("gpu"): device.uuid for row, device in zip(cards, devices, strict=True)}
+    uuids = {as_text(row.get("gpu")): device.uuid for row, device in zip(cards, devices, strict=True)}
     found = tuple(
         process
         for row in _gpu_rows(processes)
-        for process in _amd_processes(uuids.get(row.get("gpu"), ""), row)
+        for process in _amd_processes(uuids.get(as_text(row.get("gpu")), ""), row)
     )
     return Inventory(devices, found, () if devices else ("amd-smi: no card on the page",))
 
