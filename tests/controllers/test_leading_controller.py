@@ -5,26 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import redis
-from celery import Celery
-from django.conf import settings
 
-from exaserve_ops.adapters.agentlink import CeleryAgentLink
-from exaserve_ops.adapters.live_store import FRAME_KEY, LAYOUT_KEY, NODES_KEY, SUMMARY_KEY, RedisLivePublisher
+from exaserve_ops.adapters.live_store import FRAME_KEY, LAYOUT_KEY, NODES_KEY, SUMMARY_KEY
 from exaserve_ops.adapters.pulses import RedisPulseReader
-from exaserve_ops.adapters.reports import RedisReportSource
-from exaserve_ops.adapters.route_table import REPLICAS_KEY, RouteTableWriter
+from exaserve_ops.adapters.route_table import REPLICAS_KEY
 from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.detection import Detection
-from exaserve_ops.controllers.fleet_state import FleetState
-from exaserve_ops.controllers.ingest import Ingest
-from exaserve_ops.controllers.live import LiveBuilder
-from exaserve_ops.controllers.loop import KeyQueue
-from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.health.domain.detector import DetectorSettings
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import revoke_node_keys
@@ -32,69 +22,19 @@ from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.deployments import scale_deployment
 from exaserve_ops.telemetry.domain.frames import METRICS, MISSING, STALE, decode_frame
-from tests.fakes.fleet import FLEET_SECRET, ScriptedNode, make_deployment, seen
-from workers.protocol import digests, names, v1
+from tests.fakes.fleet import ScriptedNode, make_deployment, seen
+from tests.fakes.leader import Leader, key_of, leading
+from workers.protocol import names, v1
 
 State = v1.ObservedState
 
 pytestmark = pytest.mark.django_db
 
 
-@dataclass
-class Leader:
-    """The parts of a leading controller, stepped by hand so that a test says when."""
-
-    state: FleetState
-    queue: KeyQueue
-    ingest: Ingest
-    detection: Detection
-    reconcilers: Reconcilers
-    live: LiveBuilder
-
-    def work(self, *, steps: int = 200) -> None:
-        """Take reports in, then reconcile until nothing is due."""
-        self.ingest.step()
-        self.detection.step(self.ingest.last_read_seconds)
-        self.reconcilers.resync()
-        for _ in range(steps):
-            taken = self.queue.take(0.0)
-            if taken is None:
-                return
-            try:
-                self.reconcilers.reconcile(*taken)
-            finally:
-                self.queue.done(*taken)
-        raise AssertionError("the queue never runs dry")
-
-
-def key_of(node_id: str) -> bytes | None:
-    epoch = Node.objects.filter(pk=node_id).values_list("key_epoch", flat=True).first()
-    return digests.node_key(FLEET_SECRET, node_id, epoch) if epoch else None
-
-
 @pytest.fixture
 def leader(redis_client: redis.Redis) -> Iterator[Leader]:
-    state, queue = FleetState(), KeyQueue()
-    source = RedisReportSource(redis_client, "test", key_of)
-    source.read(limit=1, block_seconds=0.001)  # the group begins here
-    link = CeleryAgentLink(settings.CELERY_BROKER_URL, key_of, redis_client)
-    publisher = RedisLivePublisher(redis_client)
-    routes = RouteTableWriter(redis_client)
-    yield Leader(
-        state=state,
-        queue=queue,
-        ingest=Ingest(source, link, publisher, state, queue, block_seconds=0.001),
-        detection=Detection(
-            state,
-            queue,
-            DetectorSettings(interval_seconds=60.0),
-            pulses=RedisPulseReader(redis_client, key_of),
-        ),
-        reconcilers=Reconcilers(state, queue, link, routes, publisher),
-        live=LiveBuilder(state, publisher, routes),
-    )
-    celery: Celery = link._celery
-    celery.close()
+    with leading(redis_client) as leader:
+        yield leader
 
 
 @pytest.fixture
