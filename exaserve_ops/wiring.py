@@ -41,13 +41,13 @@ def connect_pages() -> None:
     """Hand pages and REST what they need from outside."""
     reader = RedisLiveReader(_environment().redis_url)
     folder = ModelFolder()
-    dashboard_ports.use_live_reader(reader)
-    dashboard_ports.use_model_folder_reader(folder)
-    api_ports.use_replica_loads(reader)
-    api_ports.use_model_folder_reader(folder)
+    dashboard_ports.live_reader.use(reader)
+    dashboard_ports.model_folder_reader.use(folder)
+    api_ports.replica_loads.use(reader)
+    api_ports.model_folder_reader.use(folder)
     vault = _vault()
-    dashboard_ports.use_credential_vault(vault)
-    api_ports.use_credential_vault(vault)
+    dashboard_ports.credential_vault.use(vault)
+    api_ports.credential_vault.use(vault)
 
 
 def build_controllers() -> Controllers:

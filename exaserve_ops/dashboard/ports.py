@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from exaserve_ops.inventory.domain.installation import Credentials
-from exaserve_ops.serving.services.models import ModelFacts
+from exaserve_ops.inventory.domain.installation import CredentialVault
+from exaserve_ops.lib.slots import Slot
+from exaserve_ops.serving.services.models import ModelFolderReader
 from exaserve_ops.telemetry.domain.pictures import LogEntry
 
 
@@ -42,72 +43,6 @@ class LiveReader(Protocol):
         ...
 
 
-class _Slot:
-    reader: LiveReader | None = None
-
-
-def use_live_reader(reader: LiveReader) -> None:
-    """Hand in the reader that pages and consumers use."""
-    _Slot.reader = reader
-
-
-def live_reader() -> LiveReader:
-    """Return the reader. Raises `RuntimeError` where the wiring has not handed one in."""
-    if _Slot.reader is None:
-        raise RuntimeError("no live reader: the entry point must call wiring.connect_pages()")
-    return _Slot.reader
-
-
-class ModelFolderReader(Protocol):
-    """Reads a model's folder on the control-plane machine."""
-
-    def read(self, path: str) -> ModelFacts:
-        """Files and architecture of the model in a folder.
-
-        Raises `InvalidInputError` (field `path`) where the folder holds no model that can be served.
-        """
-        ...
-
-
-class _FolderSlot:
-    reader: ModelFolderReader | None = None
-
-
-def use_model_folder_reader(reader: ModelFolderReader) -> None:
-    """Hand in the reader that the model form uses."""
-    _FolderSlot.reader = reader
-
-
-def model_folder_reader() -> ModelFolderReader:
-    """Return the reader. Raises `RuntimeError` where the wiring has not handed one in."""
-    if _FolderSlot.reader is None:
-        raise RuntimeError("no model folder reader: the entry point must call wiring.connect_pages()")
-    return _FolderSlot.reader
-
-
-class CredentialVault(Protocol):
-    """Keeps passwords and private keys for the controllers, sealed and for a short time."""
-
-    def keep(self, installation_id: str, credentials: Credentials) -> None:
-        """Keep the credentials of an installation, in place of earlier ones."""
-        ...
-
-    def forget(self, installation_id: str) -> None:
-        """Forget them."""
-        ...
-
-
-class _VaultSlot:
-    vault: CredentialVault | None = None
-
-
-def use_credential_vault(vault: CredentialVault) -> None:
-    """Hand in what keeps credentials."""
-    _VaultSlot.vault = vault
-
-
-def credential_vault() -> CredentialVault:
-    """Return the vault. Raises `RuntimeError` where the wiring has not handed one in."""
-    if _VaultSlot.vault is None:
-        raise RuntimeError("no credential vault: the entry point must call wiring.connect_pages()")
-    return _VaultSlot.vault
+live_reader: Slot[LiveReader] = Slot("reader of live pictures")
+model_folder_reader: Slot[ModelFolderReader] = Slot("reader of model folders")
+credential_vault: Slot[CredentialVault] = Slot("vault for credentials")

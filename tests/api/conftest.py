@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from exaserve_ops.adapters.model_folder import ModelFolder
-from exaserve_ops.api.ports import use_model_folder_reader, use_replica_loads
+from exaserve_ops.api.ports import model_folder_reader, replica_loads
 from exaserve_ops.api.views.agent import REFUSALS
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
@@ -32,8 +32,8 @@ class Telemetry:
 def telemetry() -> Iterator[Telemetry]:
     """The ports of REST, filled with what the tests use."""
     store = Telemetry({})
-    use_replica_loads(store)
-    use_model_folder_reader(ModelFolder())
+    replica_loads.use(store)
+    model_folder_reader.use(ModelFolder())
     REFUSALS.clear()
     yield store
     REFUSALS.clear()

@@ -56,8 +56,8 @@ class MemoryReader:
 def reader() -> MemoryReader:
     """The reader that pages and sockets use in this test."""
     reader = MemoryReader()
-    ports.use_live_reader(reader)
-    ports.use_model_folder_reader(ModelFolder())
+    ports.live_reader.use(reader)
+    ports.model_folder_reader.use(ModelFolder())
     return reader
 
 

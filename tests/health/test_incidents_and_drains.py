@@ -50,7 +50,7 @@ def viewer() -> JsonClient:
 
 @pytest.fixture
 def pages() -> Client:
-    ports.use_live_reader(NoLiveData())  # type: ignore[arg-type]  # these pages read no more
+    ports.live_reader.use(NoLiveData())  # type: ignore[arg-type]  # these pages read no more
     client = Client()
     client.force_login(make_user("otto", "operator"))
     return client

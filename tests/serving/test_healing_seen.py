@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from exaserve_ops.audit.models import Event
-from exaserve_ops.dashboard.ports import use_live_reader
+from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.services import advance_liveness
 from exaserve_ops.inventory.services.quarantine import quarantine_accelerators
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture(autouse=True)
 def reader() -> None:
-    use_live_reader(MemoryReader())
+    live_reader.use(MemoryReader())
 
 
 @pytest.fixture

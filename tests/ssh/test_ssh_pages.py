@@ -37,9 +37,9 @@ KEY = HostKey("ssh-ed25519", "AAAAC3", "SHA256:abc")
 @pytest.fixture
 def vault(redis_client: redis.Redis) -> CredentialVault:
     vault = CredentialVault(redis_client, settings.ENV.fleet_secret)
-    ports.use_credential_vault(vault)
-    ports.use_model_folder_reader(ModelFolder())
-    api_ports.use_credential_vault(vault)
+    ports.credential_vault.use(vault)
+    ports.model_folder_reader.use(ModelFolder())
+    api_ports.credential_vault.use(vault)
     return vault
 
 
@@ -242,7 +242,7 @@ def test_retired_node_is_history_its_name_free_and_its_keys_worthless(operator: 
     assert (node.liveness, node.cordoned, node.key_epoch) == ("retired", True, 2)
     assert node.name.startswith("gpu-1 (retired")
     assert not nodes_in_service().exists()
-    ports.use_live_reader(MemoryReader())
+    ports.live_reader.use(MemoryReader())
     assert "gpu-1" not in operator.get(reverse("nodes")).content.decode()
     assert "gpu-1" in operator.get(reverse("nodes"), {"state": "retired"}).content.decode()
     assert make_node("gpu-1").pk != node.pk

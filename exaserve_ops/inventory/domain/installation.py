@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from exaserve_ops.lib.lifecycle import Lifecycle, table
 
@@ -214,3 +215,15 @@ def judge_pins(offered: HostKey, pins: tuple[HostKey, ...], *, host: str, port: 
         f"{host} port {port} offers no host key of a known type: it offers {offered.key_type} "
         f"{offered.fingerprint}, pinned is {known}"
     )
+
+
+class CredentialVault(Protocol):
+    """Keeps passwords and private keys for the controllers, sealed and for a short time."""
+
+    def keep(self, installation_id: str, credentials: Credentials) -> None:
+        """Keep the credentials of an installation, in place of earlier ones."""
+        ...
+
+    def forget(self, installation_id: str) -> None:
+        """Forget them."""
+        ...

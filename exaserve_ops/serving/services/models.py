@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 
 from django.db import transaction
 
@@ -22,6 +23,17 @@ class ModelFacts:
     files: tuple[FileEntry, ...]
     architecture: Architecture
     parameter_count: int
+
+
+class ModelFolderReader(Protocol):
+    """Reads a model's folder on the control plane's machine."""
+
+    def read(self, folder: str) -> ModelFacts:
+        """Files with digests, and what config.json says.
+
+        Raises `InvalidInputError` (field `folder`) where it holds no model that can be served.
+        """
+        ...
 
 
 @transaction.atomic
