@@ -50,6 +50,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "seen_failed": "was given up",
         "seen_stopping": "is stopping",
         "seen_stopped": "stopped",
+        "write_off": "was written off with its node",
         "node_lost": "is out of reach with its node",
         "drain": "is let go, finishing its requests",
         "stop": "was told to stop",

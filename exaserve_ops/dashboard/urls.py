@@ -62,6 +62,7 @@ urlpatterns = [
     path("nodes/<uuid:node_id>/lift-quarantine", nodes.node_lift_quarantine, name="node_lift_quarantine"),
     path("nodes/<uuid:node_id>/cordon", nodes.node_cordon, name="node_cordon"),
     path("nodes/<uuid:node_id>/uncordon", nodes.node_uncordon, name="node_uncordon"),
+    path("nodes/<uuid:node_id>/retire", nodes.node_retire, name="node_retire"),
     path("nodes/<uuid:node_id>/drain", drains.node_drain, name="node_drain"),
     path("nodes/<uuid:node_id>/undrain", drains.node_undrain, name="node_undrain"),
     path("nodes/<uuid:node_id>/drain-state", drains.node_drain_state, name="node_drain_state"),

@@ -19,8 +19,10 @@ from exaserve_ops.health.domain.detector import DetectorSettings
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import revoke_node_keys
 from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.models import Deployment, Replica
-from exaserve_ops.serving.services.deployments import scale_deployment
+from exaserve_ops.serving.services.deployments import delete_deployment, scale_deployment
+from exaserve_ops.serving.services.replicas import retire_lost_node
 from exaserve_ops.telemetry.domain.frames import METRICS, MISSING, STALE, decode_frame
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, key_of, leading
@@ -348,3 +350,22 @@ def test_a_node_whose_keys_are_revoked_is_not_believed_any_more(leader: Leader, 
     assert leader.state.node(node.node_id).sequence == before
     refused = leader.ingest._source.refused  # type: ignore[attr-defined]  # the port hides it
     assert refused["ForgedMessageError"] == 1
+
+
+def test_a_lost_node_can_be_retired_and_holds_up_no_deletion(leader: Leader, node: ScriptedNode) -> None:
+    deployment = make_deployment(replicas=2)
+    replicas = bring_up(leader, node, deployment)
+    pk = Node.objects.get(pk=node.node_id).pk
+    with pytest.raises(ConflictError, match="drain it"):
+        retire_lost_node(pk, reason="sold", actor="user:test", now=clock.now())
+    leader.lose(node.node_id)
+    delete_deployment(deployment.pk, actor="user:test", now=clock.now())
+    leader.work()
+    assert {r.status for r in Replica.objects.all()} == {"stopping"}
+    retire_lost_node(pk, reason="sold", actor="user:test", now=clock.now())
+    leader.work()
+    deployment.refresh_from_db()
+    assert deployment.status == "deleted"
+    replicas[0].refresh_from_db()
+    assert (replicas[0].status, replicas[0].reason) == ("stopped", "its node was retired: sold")
+    assert Node.objects.get(pk=pk).liveness == "retired"

@@ -97,7 +97,14 @@ def test_a_viewer_reads_every_page(viewer: Client, world: dict[str, Any]) -> Non
         if name in OPEN_TO_ALL | {"styleguide", "live_layout"}:
             continue
         answer = viewer.get(address)
-        writes = {"node_cordon", "node_uncordon", "key_revoke", "host_key_forget", "installations_upgrade"}
+        writes = {
+            "node_cordon",
+            "node_uncordon",
+            "node_retire",
+            "key_revoke",
+            "host_key_forget",
+            "installations_upgrade",
+        }
         writes |= {"node_lift_quarantine"}
         writes |= {f"installation_{act}" for act in ("confirm", "act", "abandon", "healing")}
         writes |= {"replica_restart", "replica_replace", "node_drain", "node_undrain"}

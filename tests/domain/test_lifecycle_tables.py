@@ -68,12 +68,13 @@ def test_no_sighting_revives_a_replica_that_was_let_go(sightings: list[str]) -> 
         assert status in let_go
 
 
-def test_only_pending_replicas_end_without_their_process_seen_gone() -> None:
+def test_only_pending_replicas_and_those_of_retired_nodes_end_unseen() -> None:
     ends = {
         (source, event) for (source, event), target in REPLICA.transitions.items() if target == states.STOPPED
     }
-    assert {event for _, event in ends} == {"cancel", "seen_stopped"}
+    assert {event for _, event in ends} == {"cancel", "seen_stopped", "write_off"}
     assert [source for source, event in ends if event == "cancel"] == [states.PENDING]
+    assert states.PENDING not in {source for source, event in ends if event == "write_off"}
 
 
 def test_two_rows_that_disagree_are_refused() -> None:

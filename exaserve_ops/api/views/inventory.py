@@ -31,6 +31,7 @@ from exaserve_ops.inventory.services import cordon_node, create_join_token, unco
 from exaserve_ops.inventory.services.drain import drain_node, undrain_node
 from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
+from exaserve_ops.serving.services.replicas import retire_lost_node
 
 
 class NodeViewSet(ReadableViewSet[Node]):
@@ -47,6 +48,7 @@ class NodeViewSet(ReadableViewSet[Node]):
         "uncordon": "inventory.change_node",
         "drain": "inventory.change_node",
         "undrain": "inventory.change_node",
+        "retire": "inventory.delete_node",
     }
 
     def get_queryset(self) -> QuerySet[Node]:
@@ -90,6 +92,15 @@ class NodeViewSet(ReadableViewSet[Node]):
         """Take the node back into use; it is no longer cordoned either."""
         self.read_body(NoBodySerializer)
         undrain_node(self.get_object().pk, actor=self.actor, now=clock.now())
+        return Response(NodeSerializer(self.get_object()).data)
+
+    @extend_schema(request=ReasonSerializer, responses=NodeSerializer)
+    @action(detail=True, methods=["post"])
+    @acts_once
+    def retire(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Take a dead node out for good: its keys are revoked, and what ran there is written off."""
+        body = self.read_body(ReasonSerializer)
+        retire_lost_node(self.get_object().pk, reason=body["reason"], actor=self.actor, now=clock.now())
         return Response(NodeSerializer(self.get_object()).data)
 
 

@@ -35,6 +35,7 @@ from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.services.replicas import retire_lost_node
 
 HISTORY = timedelta(hours=1)
 _PANELS = (
@@ -193,6 +194,24 @@ def node_cordon(request: HttpRequest, node_id: UUID) -> HttpResponse:
         return redirect("node", node_id)
     cordon_node(node_id, reason=reason, actor=actor_of(request), now=clock.now())
     messages.success(request, f"{found.name} is cordoned. What runs there keeps running.")
+    return redirect("node", node_id)
+
+
+@require_POST
+@requires("inventory.delete_node")
+def node_retire(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Take a dead node out for good."""
+    found = get_object_or_404(Node, pk=node_id)
+    reason = request.POST.get("reason", "").strip()
+    if not reason:
+        messages.error(request, "Say why: the reason is shown to everyone who wonders later.")
+        return redirect("node", node_id)
+    try:
+        retire_lost_node(node_id, reason=reason, actor=actor_of(request), now=clock.now())
+    except ConflictError as error:
+        messages.error(request, f"Not done: {error}.")
+    else:
+        messages.success(request, f"{found.name} is retired. Its name is free for another node.")
     return redirect("node", node_id)
 
 

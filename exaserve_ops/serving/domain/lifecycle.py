@@ -54,6 +54,8 @@ REPLICA = Lifecycle(
             ("cancel", [PENDING], STOPPED),
             ("seen_stopping", [DRAINING], STOPPING),
             ("seen_stopped", [DRAINING, STOPPING], STOPPED),
+            # Its node was retired: nobody will ever report it again.
+            ("write_off", [*_WANTED, DRAINING, STOPPING], STOPPED),
         ]
     ),
     meanings={

@@ -8,7 +8,9 @@ from uuid import UUID
 from django.db import transaction
 
 from exaserve_ops.audit.services import Subject, record_event
-from exaserve_ops.inventory.models import Accelerator
+from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
+from exaserve_ops.inventory.models import Accelerator, Node
+from exaserve_ops.inventory.services.installations import retire_node
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain import lifecycle as states
@@ -182,6 +184,22 @@ def record_node_lost(node_id: UUID, *, reason: str, actor: str, now: datetime) -
     waiting = live.exclude(pk__in=running).exclude(status=states.FAILED)
     waiting.update(reason=f"node offline: {reason}")
     return len(running)
+
+
+@transaction.atomic
+def retire_lost_node(node_id: UUID, *, reason: str, actor: str, now: datetime) -> Node:
+    """Retire a node that will not come back, and close the record of what ran there.
+
+    Raises `ConflictError` for one that still reports: drain it, and remove its agent instead.
+    """
+    node = Node.objects.select_for_update().get(pk=node_id)
+    if node.liveness in {ALIVE, SUSPECT}:
+        raise ConflictError(f"node {node} is {node.liveness}; drain it and stop its agent first")
+    node = retire_node(node_id, reason=reason, actor=actor, now=now)
+    for replica in Replica.objects.filter(node=node_id).exclude(status=states.STOPPED):
+        why = f"its node was retired: {reason}"
+        advance_replica(replica.pk, "write_off", reason=why, actor=actor, now=now)
+    return node
 
 
 @transaction.atomic
