@@ -97,6 +97,7 @@ def test_an_agent_that_stands_still_is_dead_in_time_and_rejoins_before_it_serves
 ) -> None:
     plane.start_leader()
     node.start()
+    wait_for(lambda: "tiny" in NodeRow.objects.get().engines, "the introduction", seconds=20)
     model = Model.objects.create(name="tiny", digest="d", source="file:///tmp")
     wish = DeploymentWish(
         name="chat", model_id=model.pk, replicas=2, engine="tiny", replica_memory_bytes=GIB // 4
