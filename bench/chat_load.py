@@ -24,7 +24,7 @@ from bench.chat_client import ChatClient, ChatError, Turn
 LONGEST_CONTEXT_TOKENS = 1500
 _TURNS = (2, 12)
 _THINK_SECONDS = (0.2, 2.5)
-_ANSWER_TOKENS = (8, 96)
+_ANSWER_TOKENS = (32, 192)
 _LONGEST_PAUSE_SECONDS = 10.0
 _TOPICS = (
     "the weather at sea", "a walk in the hills", "how bread is made", "trains at night",

@@ -181,7 +181,7 @@ def load_program(site: FleetSite, addresses: FleetAddresses) -> Program:
     """Return the bounded background load; it starts over when its sessions are done."""
     command = _python(
         "-m", "bench.chat_load", "--url", addresses.gateway_url,
-        "--key-file", str(site.inference_key_file), "--sessions", "6", "--seconds", "3600",
+        "--key-file", str(site.inference_key_file), "--sessions", "10", "--seconds", "3600",
     )  # fmt: skip
     return _program(site, LOAD, command)
 
