@@ -123,7 +123,7 @@ class LiveBuilder:
                 "p99": figures.ttft_p99_seconds,
             },
             "kv": kv,
-            "sessions": {"live": self._sessions, "moving": 0},
+            "sessions": {"live": self._sessions, "repinned": figures.repinned},
             # What the bell of each page counts: dead nodes, broken replicas, open incidents.
             "problems": liveness.count("dead") + self._slow_problems,
         }

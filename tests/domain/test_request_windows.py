@@ -25,6 +25,14 @@ def test_requests_leave_the_window_with_its_start() -> None:
     assert later.ttft_p99_seconds == 0.5
 
 
+def test_sessions_that_changed_their_replica_are_counted_while_in_the_window() -> None:
+    window = RequestWindow(seconds=10)
+    window.add(FinishedRequest(ended_at_seconds=1.0, ttft_seconds=0.1, tokens=1, repinned=True))
+    window.add(FinishedRequest(ended_at_seconds=2.0, ttft_seconds=0.1, tokens=1))
+    assert window.figures(2.0).repinned == 1
+    assert window.figures(11.5).repinned == 0
+
+
 def test_a_request_without_a_first_token_counts_as_a_request_only() -> None:
     window = RequestWindow(seconds=10)
     window.add(FinishedRequest(ended_at_seconds=1.0, ttft_seconds=None, tokens=0))

@@ -103,7 +103,7 @@ class PaperFleet:
             "tokens_per_second": 120.0,
             "ttft_seconds": {"p50": 0.1, "p95": None, "p99": None},
             "kv": {"used_ratio": 0.5, "used_blocks": 10, "total_blocks": 20},
-            "sessions": {"live": 1, "moving": 0},
+            "sessions": {"live": 1, "repinned": 0},
             "problems": self.problems,
             "history": {"at": [1, 2], "kv_used_ratio": [0.4, None]},
         }

@@ -15,6 +15,8 @@ class FinishedRequest:
     ended_at_seconds: float
     ttft_seconds: float | None
     tokens: int
+    repinned: bool = False
+    """Its session went on at another replica than before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,8 @@ class RequestFigures:
     ttft_p50_seconds: float | None
     ttft_p95_seconds: float | None
     ttft_p99_seconds: float | None
+    repinned: int
+    """Turns in the window whose session changed its replica."""
 
 
 class RequestWindow:
@@ -50,6 +54,7 @@ class RequestWindow:
             ttft_p50_seconds=quantile(ttfts, 0.50),
             ttft_p95_seconds=quantile(ttfts, 0.95),
             ttft_p99_seconds=quantile(ttfts, 0.99),
+            repinned=sum(r.repinned for r in self._requests),
         )
 
 
