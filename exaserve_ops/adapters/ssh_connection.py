@@ -41,6 +41,8 @@ AGENT_KEYS_TRIED = 5
 """Servers close after six refused keys."""
 OUTPUT_BYTES = 256 * 1024
 """Kept of each output of a command; more is drained and counted."""
+LATE_OUTPUT_SECONDS = 1.0
+"""Silence after the exit status, until a command counts as over though its outputs stay open."""
 EXIT_STATUS_SECONDS = 5.0
 _POLL_MS = 250
 _CHUNK_BYTES = 32 * 1024
@@ -326,11 +328,11 @@ def _drain(channel: paramiko.Channel, deadline: float, sink: OutputSink | None) 
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
     timed_out = False
-    while not timed_out:
-        ended = channel.closed or (channel.eof_received and not _has_data(channel))
-        if ended or (channel.exit_status_ready() and not _has_data(channel)):
-            break
+    heard_at = time.monotonic()
+    while not timed_out and not _is_over(channel, heard_at):
         poll.poll(_POLL_MS)
+        if _has_data(channel) or not channel.exit_status_ready():
+            heard_at = time.monotonic()
         _take(channel, output, errors)
         timed_out = time.monotonic() >= deadline
     _take(channel, output, errors)
@@ -340,6 +342,18 @@ def _drain(channel: paramiko.Channel, deadline: float, sink: OutputSink | None) 
     _take(channel, output, errors)
     status = channel.exit_status if channel.exit_status_ready() else -1
     return CommandResult(status if status >= 0 else None, output.text(), errors.text())
+
+
+def _is_over(channel: paramiko.Channel, heard_at: float) -> bool:
+    """Whether nothing more will come: closed, or at its end, or ended and silent for a while.
+
+    The exit status may overtake output that is on its way, so it ends nothing by itself; but what a
+    command left behind may hold its outputs open for ever, so their end is not waited for either.
+    """
+    if channel.closed or (channel.eof_received and not _has_data(channel)):
+        return True
+    silent = time.monotonic() - heard_at >= LATE_OUTPUT_SECONDS
+    return silent and channel.exit_status_ready() and not _has_data(channel)
 
 
 def _has_data(channel: paramiko.Channel) -> bool:
