@@ -111,6 +111,7 @@ _SLICE = msgspec.structs.replace(
     pcie_width=16,
     unreadable=("name",),
 )
+_SLICE_1_3 = msgspec.structs.replace(_SLICE, pcie_generation_now=1, pcie_width_now=8)
 _TOPOLOGY = v1.Topology(
     endpoints=(
         v1.TopologyEndpoint(name="GPU-1", accelerator=True, numa_node=1, cpus="0-31"),
@@ -119,7 +120,20 @@ _TOPOLOGY = v1.Topology(
     links=(v1.TopologyLink(a=0, b=1, kind="PIX", rank=100),),
 )
 
-_HEARTBEAT = v1.Heartbeat(
+_HELLO_1_1 = msgspec.structs.replace(
+    _HELLO_1_0, minor=1, accelerators=(_SLICE,), topology=_TOPOLOGY, probe_notes=("memory: ERR!",)
+)
+_HELLO = msgspec.structs.replace(
+    _HELLO_1_1, minor=3, accelerators=(_SLICE_1_3,), split_cards=(_ACCELERATOR_1_0,)
+)
+
+_UNKNOWN_1_0 = v1.UnknownProcess(
+    pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"
+)
+_UNKNOWN = msgspec.structs.replace(
+    _UNKNOWN_1_0, start_ticks=77, user="ops", left_over=True, origin="its environment says so"
+)
+_HEARTBEAT_1_2 = v1.Heartbeat(
     node_id=NODE_ID,
     boot_id="boot-1",
     lease_epoch=3,
@@ -134,11 +148,7 @@ _HEARTBEAT = v1.Heartbeat(
         reconcile_error="none",
     ),
     replicas=(_REPLICA,),
-    unknown_processes=(
-        v1.UnknownProcess(
-            pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"
-        ),
-    ),
+    unknown_processes=(_UNKNOWN_1_0,),
     host=v1.HostTelemetry(
         cpu_used_ratio=0.5,
         memory_used_bytes=1,
@@ -149,14 +159,13 @@ _HEARTBEAT = v1.Heartbeat(
         network_send_bytes_per_second=5.0,
     ),
 )
+_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_2, unknown_processes=(_UNKNOWN,))
 _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
 )
 
 REPORTS: dict[str, v1.Report] = {
-    "hello": msgspec.structs.replace(
-        _HELLO_1_0, minor=1, accelerators=(_SLICE,), topology=_TOPOLOGY, probe_notes=("memory: ERR!",)
-    ),
+    "hello": _HELLO,
     "heartbeat": _HEARTBEAT,
     "command_result": v1.CommandResult(
         node_id=NODE_ID, command_id="c-1", outcome="refused", reason="older epoch"
@@ -184,11 +193,13 @@ COMMANDS: dict[str, v1.Command] = {
 
 OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.0-hello": _HELLO_1_0,
-    "v1.0-heartbeat": msgspec.structs.replace(_HEARTBEAT, replicas=(_REPLICA_1_0,)),
+    "v1.1-hello": _HELLO_1_1,
+    "v1.0-heartbeat": msgspec.structs.replace(_HEARTBEAT_1_2, replicas=(_REPLICA_1_0,)),
+    "v1.2-heartbeat": _HEARTBEAT_1_2,
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
-_MINOR_OF_SAMPLE = {"hello": 1, "heartbeat": 2, "apply_desired": 2}
+_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 3, "apply_desired": 2}
 """The minor version that last added to a message; 0 for the others."""
 
 

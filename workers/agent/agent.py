@@ -135,7 +135,7 @@ class Agent:
     def run(self) -> None:
         """Start every part, watch over them, and take them down in order at the end."""
         logger.info("agent %s starts, node %s", AGENT_VERSION, self._identity.node_id)
-        if self._journal.note_boot(processes.machine_boot_id()):
+        if self._journal.note_boot(processes.machine_boot_id(), now=time.monotonic()):
             logger.info("the machine was restarted: no earlier process is left")
         known = [row.replica_id for row in self._journal.replicas()]
         logs.prune_replicas(self._home.logs, known=known, keep=_KEPT_FORGOTTEN_LOGS)
@@ -222,6 +222,7 @@ class Agent:
             simulated=self._config.simulated,
             reconnect=reconnect,
             topology=survey.topology,
+            split_cards=survey.split_cards,
             probe_notes=(*survey.notes, *self._foreign.misplaced),
         )
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from workers.probes.accelerators import AcceleratorProbe, Survey, settle
+from workers.protocol.v1 import AcceleratorInfo
 
 _INTERVAL_SECONDS = 60.0
 
@@ -60,4 +63,9 @@ class HardwareWatch:
 
 def _told(survey: Survey) -> tuple[object, ...]:
     """What goes into a Hello: loads and temperatures change all the time and are no reason for one."""
-    return survey.accelerators, survey.topology, survey.notes
+    return _steady(survey.accelerators), _steady(survey.split_cards), survey.topology, survey.notes
+
+
+def _steady(accelerators: Iterable[AcceleratorInfo]) -> tuple[AcceleratorInfo, ...]:
+    """Without the generation of the link: it goes up with every request and down after it."""
+    return tuple(msgspec.structs.replace(a, pcie_generation_now=None) for a in accelerators)

@@ -30,6 +30,8 @@ class Survey:
 
     accelerators: tuple[AcceleratorInfo, ...]
     """What replicas may be placed on; the CPU where there is nothing else."""
+    split_cards: tuple[AcceleratorInfo, ...] = ()
+    """Cards in MIG mode: they are used by their slices only."""
     devices: tuple[Device, ...] = ()
     """Every card and slice that was seen, offered or not."""
     processes: tuple[AcceleratorProcess, ...] = ()
@@ -192,6 +194,7 @@ def make_survey(
     offered = tuple(accelerator_info(device) for device in (*visible, *others))
     return Survey(
         offered or (cpu,),
+        tuple(accelerator_info(card) for card in cards if card.split),
         devices,
         inventory.processes,
         _topology_message(topology),
@@ -215,6 +218,8 @@ def accelerator_info(device: Device) -> AcceleratorInfo:
         pcie_generation=device.pcie_generation_max,
         pcie_width=device.pcie_width_max,
         unreadable=tuple(name for name, value in unreadable.items() if value is None),
+        pcie_generation_now=device.pcie_generation,
+        pcie_width_now=device.pcie_width,
     )
 
 

@@ -197,6 +197,8 @@ def _slices(
             pci_bus_id=card.pci_bus_id,
             parent_uuid=card.uuid,
             profile=profile,
+            pcie_generation=card.pcie_generation,
+            pcie_width=card.pcie_width,
             memory_used_bytes=fields.size_bytes("memory_used", "fb_memory_usage/used", unit="MiB"),
             pcie_generation_max=card.pcie_generation_max,
             pcie_width_max=card.pcie_width_max,

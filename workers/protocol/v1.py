@@ -21,9 +21,11 @@ import msgspec
 from workers.protocol import digests
 
 MAJOR = 1
-MINOR = 2
+MINOR = 3
 """1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes.
-2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory."""
+2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory.
+3: Hello has cards that are cut into slices, and links as they are now; unknown processes say whose
+they are."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -74,6 +76,10 @@ class AcceleratorInfo(_Struct, frozen=True, kw_only=True):
     pcie_width: int | None = None
     unreadable: tuple[str, ...] = ()
     """Fields of this struct that the vendor's tool could not tell."""
+    pcie_generation_now: int | None = None
+    """As negotiated; an idle card goes down to save power. Since 1.3, as `pcie_width_now`."""
+    pcie_width_now: int | None = None
+    """As negotiated; less than `pcie_width` is lanes that failed, or a slot that has fewer."""
 
 
 class TopologyEndpoint(_Struct, frozen=True, kw_only=True):
@@ -250,6 +256,14 @@ class UnknownProcess(_Struct, frozen=True, kw_only=True):
     accelerator_uuid: str = ""
     memory_bytes: int = 0
     command: str = ""
+    start_ticks: int = 0
+    """When it started, in clock ticks since boot: with the pid, names it. Since 1.3, as all below."""
+    user: str = ""
+    """Who runs it; empty where that is not known."""
+    left_over: bool = False
+    """Proven to be what this agent started and no open attempt knows: it may be ended."""
+    origin: str = ""
+    """What proves that, or why it is not proven, in words."""
 
 
 class AgentLiveness(_Struct, frozen=True, kw_only=True):
@@ -301,6 +315,8 @@ class Hello(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     """Since 1.1; `None` where no tool tells."""
     probe_notes: tuple[str, ...] = ()
     """What the probes could not find out, for people. Since 1.1."""
+    split_cards: tuple[AcceleratorInfo, ...] = ()
+    """Cards in MIG mode: only their slices, which stand among the accelerators, can be used. Since 1.3."""
 
 
 class Heartbeat(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="heartbeat"):
