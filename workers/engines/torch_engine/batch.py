@@ -18,7 +18,7 @@ class DecodeGroup:
 
     rows: int
     tables: Tensor
-    """`[rows * blocks]` block numbers; padding names block 0 and is masked."""
+    """`[rows * blocks]` block numbers; padding repeats a row's own last block and is masked."""
     mask: Tensor
     """`[rows, 1, 1, blocks * block_tokens]`, added to the scores."""
 
@@ -41,8 +41,8 @@ class StepBatch:
 
     tokens: Tensor
     positions: Tensor
-    slots: Tensor
-    """Where each row's key and value go: block number times block size plus offset."""
+    slots: tuple[Tensor, Tensor]
+    """Where each row's key and value go: block numbers, and places inside those blocks."""
     decode: DecodeGroup | None
     prefills: tuple[PrefillChunk, ...]
     sampled_rows: Tensor
@@ -56,22 +56,23 @@ def build_batch(chunks: Sequence[Chunk], *, device: torch.device, dtype: torch.d
     ordered = decodes + [chunk for chunk in chunks if chunk.count > 1]
     tokens: list[int] = []
     positions: list[int] = []
-    slots: list[int] = []
+    slot_blocks: list[int] = []
     prefills: list[PrefillChunk] = []
     sampled_rows: list[int] = []
     for chunk in ordered:
         first_row = len(tokens)
         tokens += chunk.sequence.tokens[chunk.start : chunk.end]
         positions += range(chunk.start, chunk.end)
-        slots += _slots(chunk)
+        slot_blocks += [chunk.sequence.blocks[at // KV_BLOCK_TOKENS] for at in range(chunk.start, chunk.end)]
         if chunk.count > 1:
             prefills.append(_prefill(chunk, first_row, device, dtype))
         if chunk.samples:
             sampled_rows.append(len(tokens) - 1)
+    places = torch.tensor(positions, device=device)
     return StepBatch(
         tokens=torch.tensor(tokens, device=device),
-        positions=torch.tensor(positions, device=device),
-        slots=torch.tensor(slots, device=device),
+        positions=places,
+        slots=(torch.tensor(slot_blocks, device=device), places % KV_BLOCK_TOKENS),
         decode=_decode_group(decodes, device, dtype) if decodes else None,
         prefills=tuple(prefills),
         sampled_rows=torch.tensor(sampled_rows, dtype=torch.long, device=device),
@@ -79,20 +80,10 @@ def build_batch(chunks: Sequence[Chunk], *, device: torch.device, dtype: torch.d
     )
 
 
-def _slots(chunk: Chunk) -> list[int]:
-    blocks = chunk.sequence.blocks
-    return [
-        blocks[at // KV_BLOCK_TOKENS] * KV_BLOCK_TOKENS + at % KV_BLOCK_TOKENS
-        for at in range(chunk.start, chunk.end)
-    ]
-
-
 def _decode_group(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dtype) -> DecodeGroup:
     lengths = torch.tensor([chunk.end for chunk in chunks], device=device)
     width = max(_block_count(chunk) for chunk in chunks)
-    tables = [
-        chunk.sequence.blocks[: _block_count(chunk)] + [0] * (width - _block_count(chunk)) for chunk in chunks
-    ]
+    tables = [_padded(chunk.sequence.blocks[: _block_count(chunk)], width) for chunk in chunks]
     places = torch.arange(width * KV_BLOCK_TOKENS, device=device)
     mask = _additive(places[None, :] < lengths[:, None], dtype)
     return DecodeGroup(
@@ -100,6 +91,11 @@ def _decode_group(chunks: Sequence[Chunk], device: torch.device, dtype: torch.dt
         tables=torch.tensor(tables, device=device).flatten(),
         mask=mask[:, None, None, :],
     )
+
+
+def _padded(blocks: list[int], width: int) -> list[int]:
+    """Lengthen a table by its own last block: others' blocks may be out of bounds for this process."""
+    return blocks + blocks[-1:] * (width - len(blocks))
 
 
 def _prefill(chunk: Chunk, first_row: int, device: torch.device, dtype: torch.dtype) -> PrefillChunk:

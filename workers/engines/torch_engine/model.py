@@ -73,8 +73,8 @@ class Decoder:
             key = self._normalize(key, layer.key_norm)
         query, key = _rotate(query, rotation), _rotate(key, rotation)
         keys, values = self._pool.keys[index], self._pool.values[index]
-        keys.flatten(0, 1).index_copy_(0, batch.slots, key)
-        values.flatten(0, 1).index_copy_(0, batch.slots, value)
+        keys.index_put_(batch.slots, key)
+        values.index_put_(batch.slots, value)
         parts = []
         if batch.decode is not None:
             parts.append(self._decode(query[: batch.decode.rows], keys, values, batch.decode))
