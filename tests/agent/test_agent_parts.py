@@ -20,7 +20,7 @@ from workers.agent.journal import AttemptRow, Journal
 from workers.agent.ports import NoPortError, PortRange, choose_ports
 from workers.agent.probing import Answer, Outcome, ProbeState, advance
 from workers.agent.redis_link import kombu_url
-from workers.agent.supervisor import Probe
+from workers.agent.supervisor import Close, Ending, Probe
 from workers.agent.tail import LogFollower, fit
 from workers.engines.base import EngineSample
 from workers.probes.accelerators import cpu_accelerator, discover
@@ -156,12 +156,27 @@ def test_journal_outlives_its_process(tmp_path: Path, journal: Journal) -> None:
 
 
 def test_reboot_of_the_machine_voids_pids_and_times(journal: Journal) -> None:
-    assert not journal.note_boot("one")
+    assert not journal.note_boot("one", now=5.0)
     journal.open_attempt(attempt_row("r1", 41_000))
-    assert not journal.note_boot("one")
-    assert journal.note_boot("two")
+    journal.change_attempt(("r1", 1), pid=4, start_ticks=5, ready_at=90_000.0, kill_sent_at=90_001.0)
+    assert not journal.note_boot("one", now=6.0)
+    assert journal.note_boot("two", now=7.0)
     (row,) = journal.attempts()
-    assert (row.leader, row.launched_at) == (None, 0.0)
+    assert (row.leader, row.launched_at, row.ready_at, row.kill_sent_at) == (None, 0.0, None, None)
+    assert row.stop_reason == "the machine was restarted"
+
+
+def test_reboot_keeps_the_count_of_crashes_and_waits_the_back_off_out_anew(journal: Journal) -> None:
+    journal.note_boot("one", now=5.0)
+    for name, crashes in (("broken", 4), ("sound", 0)):
+        row = attempt_row(name, 41_000 + crashes)
+        journal.open_attempt(row)
+        ending = Ending.CRASHED if crashes else Ending.STOPPED
+        close = Close(name, row.attempt, ending, crashes, 0, "exit code 2")
+        journal.close_attempt(close, exit_record=None, log_tail=(), now=90_000.0)
+    journal.note_boot("two", now=7.0)
+    kept = {row.replica_id: (row.crashes, row.last_ended_at) for row in journal.replicas()}
+    assert kept == {"broken": (4, 7.0), "sound": (0, None)}
 
 
 # -- probing -------------------------------------------------------------------------------------

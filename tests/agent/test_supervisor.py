@@ -16,6 +16,7 @@ from workers.agent.supervisor import (
     Close,
     Decision,
     Ending,
+    ForgetCrashes,
     Kill,
     Launch,
     ModelCheck,
@@ -115,6 +116,8 @@ class World:
                 self.live = [] if self.dies_by_kill else self.live
             case Close():
                 self._close(action)
+            case ForgetCrashes():
+                self.facts = replace(self.facts, crashes=0)
 
     def _mark(self, **changes: object) -> None:
         assert self.facts.attempt is not None
@@ -176,6 +179,16 @@ def test_bad_model_is_never_launched() -> None:
     decision = world.run(30)
     assert (decision.state, decision.reason) == (ObservedState.FAILED, "a.bin differs")
     assert world.launches == []
+
+
+def test_crashes_are_forgotten_as_soon_as_an_attempt_has_proved_itself_not_at_its_end() -> None:
+    world = running()
+    world.crash()
+    world.run(8)
+    assert world.facts.crashes == 1
+    world.run(POLICY.stable_seconds)
+    assert world.facts.crashes == 0
+    assert len(world.launches) == 2
 
 
 def test_crash_after_a_stable_run_is_healed_with_the_shortest_pause() -> None:

@@ -77,12 +77,14 @@ class Node:
         self.reports: list[v1.Report] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.log = home.root / "agent.log"
+        self.prefix: tuple[str, ...] = ()
+        """What to start it with, such as `ip netns exec`."""
 
     # -- the process -----------------------------------------------------------------------------
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, str(_AGENT), str(self.home.root)],
+                [*self.prefix, sys.executable, str(_AGENT), str(self.home.root)],
                 env=os.environ | self._env,
                 stdout=log,
                 stderr=log,
@@ -98,7 +100,10 @@ class Node:
         if self.process is not None and self.process.poll() is None:
             self.signal(signal.SIGTERM)
         subprocess.run(
-            [sys.executable, "-m", "workers.agent", "stop-replicas", "--home", str(self.home.root)],
+            [
+                *self.prefix,
+                *(sys.executable, "-m", "workers.agent", "stop-replicas", "--home", str(self.home.root)),
+            ],
             check=True,
             env=os.environ | {"EXAOPS_AGENT_STOP_GRACE_SECONDS": "1"},
             timeout=60,

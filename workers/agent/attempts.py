@@ -23,6 +23,7 @@ from workers.agent.supervisor import (
     BeginDrain,
     CheckModel,
     Close,
+    ForgetCrashes,
     Kill,
     Launch,
     Terminate,
@@ -89,6 +90,8 @@ class AttemptRunner:
                 self._kill(action, attempt, now)
             case Close():
                 self._close(action, attempt, now)
+            case ForgetCrashes():
+                self._journal.forget_crashes(action.replica_id)
 
     def _begin(self, action: CheckModel | Launch, spec: ReplicaSpec, now: float) -> None:
         if isinstance(action, Launch):
@@ -243,5 +246,5 @@ class AttemptRunner:
                 child.wait(_REAP_SECONDS)
 
 
-def _key(action: Launch | BeginDrain | Terminate | Kill | Close) -> tuple[str, int]:
+def _key(action: BeginDrain | Terminate | Kill | Close) -> tuple[str, int]:
     return (action.replica_id, action.attempt)

@@ -206,7 +206,16 @@ class Close:
     stalled: bool = False
 
 
-Action: TypeAlias = CheckModel | Launch | BeginDrain | Terminate | Kill | Close
+@dataclass(frozen=True, slots=True)
+class ForgetCrashes:
+    """The attempt has been ready for long enough: earlier crashes count no more."""
+
+    replica_id: str
+    attempt: int
+    why: str
+
+
+Action: TypeAlias = CheckModel | Launch | BeginDrain | Terminate | Kill | Close | ForgetCrashes
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,17 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return (self.replica_id, self.attempt)
 
 
+_VOID_AFTER_REBOOT = {
+    "pid": None,
+    "start_ticks": None,
+    "launched_at": 0.0,
+    "ready_at": None,
+    "drain_since": None,
+    "term_sent_at": None,
+    "kill_sent_at": None,
+}
+
+
 class Journal:
     """The agent's memory. Safe to use from several threads."""
 
@@ -150,11 +161,14 @@ class Journal:
             self._db.execute("COMMIT")
 
     # -- the machine's boot ----------------------------------------------------------------------
-    def note_boot(self, boot_id: str) -> bool:
+    def note_boot(self, boot_id: str, *, now: float) -> bool:
         """Record this boot of the machine; True if the journal is from another one.
 
         After a reboot every recorded pid and monotonic time is void: processes are forgotten, so
-        that the attempts are closed as ended, and back-off starts afresh.
+        that the attempts are closed as ended by no fault of theirs. Counts of crashes stay, and a
+        back-off that was under way is waited out in full from `now` on: how much of it had passed,
+        no clock of this boot can tell, and a machine that an engine takes down is not to be taken
+        down without a pause again.
         """
         with self._transaction() as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'boot'").fetchone()
@@ -164,10 +178,12 @@ class Journal:
             if row is None:
                 return False
             for attempt in self.attempts():
-                void = msgspec.structs.replace(attempt, pid=None, start_ticks=None, launched_at=0.0)
+                reason = attempt.stop_reason or "the machine was restarted"
+                void = msgspec.structs.replace(attempt, stop_reason=reason, **_VOID_AFTER_REBOOT)
                 self._save_attempt(void)
             for replica in self.replicas():
-                self._save_replica(msgspec.structs.replace(replica, last_ended_at=None))
+                ended_at = now if replica.crashes else None
+                self._save_replica(msgspec.structs.replace(replica, last_ended_at=ended_at))
             return True
 
     # -- the wish --------------------------------------------------------------------------------
@@ -263,6 +279,13 @@ class Journal:
             self._save_replica(replica)
             db.execute("DELETE FROM attempts WHERE replica_id = ? AND attempt = ?", key)
             db.execute("DELETE FROM port_leases WHERE replica_id = ? AND attempt = ?", key)
+
+    def forget_crashes(self, replica_id: str) -> None:
+        """The replica has proved itself: its next crash is the first one again."""
+        with self._transaction():
+            replica = self.find_replica(replica_id)
+            if replica is not None:
+                self._save_replica(msgspec.structs.replace(replica, crashes=0))
 
     def refuse(self, replica_id: str, generation: int, reason: str) -> None:
         """Remember that this generation of a replica cannot be launched, and why."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -20,6 +21,7 @@ from workers.agent.facts import (
     Close,
     Decision,
     Ending,
+    ForgetCrashes,
     Kill,
     Launch,
     ModelCheck,
@@ -38,6 +40,7 @@ __all__ = [
     "Close",
     "Decision",
     "Ending",
+    "ForgetCrashes",
     "Kill",
     "Launch",
     "ModelCheck",
@@ -130,7 +133,17 @@ def _keep_running(
         return _terminate(facts, attempt, f"dead: {attempt.probe_reason}", blames_engine=True)
     if _has_stalled(attempt, spec, policy):
         return _end_stalled(facts, attempt)
-    return _watch(facts, attempt, "")
+    watched = _watch(facts, attempt, "")
+    if facts.crashes and _is_stable(attempt, now, policy):
+        # Written down now, not at its end: a reboot of the machine leaves no time to tell by.
+        why = f"ready for {policy.stable_seconds:g} s"
+        return replace(watched, actions=(ForgetCrashes(facts.replica_id, attempt.attempt, why),))
+    return watched
+
+
+def _is_stable(attempt: AttemptFacts, now: float, policy: Policy) -> bool:
+    ready_at = attempt.ready_at_seconds
+    return ready_at is not None and now - ready_at >= policy.stable_seconds
 
 
 def _has_stalled(attempt: AttemptFacts, spec: ReplicaSpec, policy: Policy) -> bool:
@@ -220,10 +233,8 @@ def _outliving(attempt: AttemptFacts, now: float, policy: Policy) -> tuple[int, 
 
 def _close(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Policy) -> Decision:
     ending = _ending(facts, attempt, policy)
-    was_ready = attempt.ready_at_seconds
-    stable = was_ready is not None and now - was_ready >= policy.stable_seconds
-    crashes = 0 if stable else facts.crashes
-    conflicts = 0 if was_ready is not None else facts.port_conflicts
+    crashes = 0 if _is_stable(attempt, now, policy) else facts.crashes
+    conflicts = 0 if attempt.ready_at_seconds is not None else facts.port_conflicts
     if ending is Ending.CRASHED:
         crashes += 1
     elif ending is Ending.PORT_TAKEN:
