@@ -20,7 +20,7 @@ from exaserve_ops.gateway.requests import Request
 from exaserve_ops.gateway.router import STICKY, Ask, Obstacle, Route
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import AnswerHead, UpstreamConnection
-from exaserve_ops.routing.domain import markdown
+from exaserve_ops.routing.domain import markdown, silence
 from exaserve_ops.routing.domain.records import TurnRecord
 
 _CLIENT_GONE_STATUS = 499
@@ -198,6 +198,7 @@ class Exchange:
     def _send(self, slot: ReplicaSlot, connection: UpstreamConnection) -> None:
         self._phase = Phase.SENT
         self._upstream = connection
+        self._last_byte_seconds = self._shared.clock()
         request = self._request
         body = request.body
         prefix = b"POST " + request.path + slot.request_prefix
@@ -369,14 +370,44 @@ class Exchange:
         settings = self._shared.settings
         if self._phase is Phase.WAITING and now >= self._wait_until_seconds:
             self._fail(_REFUSAL_OF[self._obstacle])
-        elif self._ttft_seconds is None:
-            if now - self._started_seconds > settings.first_byte_seconds:
-                self._give_up("no first byte in time")
+        elif self._ttft_seconds is None and now - self._started_seconds > settings.first_byte_seconds:
+            self._give_up("no first byte in time")
         elif self._paused_at_seconds:
             if now - self._paused_at_seconds > settings.client_stall_seconds:
                 self._client.abort()
-        elif now - self._last_byte_seconds > settings.upstream_stall_seconds:
+        elif self._phase is Phase.SENT and (why := silence.why_elsewhere(self._silence(now))):
+            self._go_elsewhere(why)
+        elif self._phase is Phase.ANSWERED:
+            self._sweep_answer(now)
+
+    def _sweep_answer(self, now: float) -> None:
+        stalled = now - self._last_byte_seconds > self._shared.settings.upstream_stall_seconds
+        if why := silence.why_over(self._silence(now)):
+            self._give_up(why)
+        elif stalled and self._ttft_seconds is not None:
             self._give_up("stalled")
+
+    def _silence(self, now: float) -> silence.Silence:
+        slot = self._slot
+        if slot is None:
+            return silence.Silence(0.0, withdrawn=False, suspect=False)
+        return silence.Silence(
+            now - self._last_byte_seconds,
+            withdrawn=self._shared.fleet.find(slot.name) is not slot,
+            suspect=slot.record.node_suspect,
+        )
+
+    def _go_elsewhere(self, reason: str) -> None:
+        """Take the request off a replica that is silent and most likely gone, if another can have it."""
+        slot, connection = self._slot, self._upstream
+        if slot is None or connection is None or connection.has_spoken:
+            return
+        if self._attempts >= self._shared.settings.attempts:
+            return  # better a late answer of this one than none
+        if self._shared.router.has_other(self._ask, slot):
+            self._upstream = None
+            connection.abort()
+            self._note_unreachable(slot, reason)
 
     def _give_up(self, reason: str) -> None:
         """The replica keeps us waiting."""

@@ -83,10 +83,11 @@ class ReplicaSlot:
 class NodeGroup:
     """The replicas of one model on one node, with their sums: the node's summary."""
 
-    __slots__ = ("in_flight", "kv_used_ratio", "name", "replicas", "reported_requests")
+    __slots__ = ("in_flight", "is_suspect", "kv_used_ratio", "name", "replicas", "reported_requests")
 
-    def __init__(self, node_id: str) -> None:
+    def __init__(self, node_id: str, *, is_suspect: bool = False) -> None:
         self.name = node_id
+        self.is_suspect = is_suspect
         self.replicas: list[ReplicaSlot] = []
         self.in_flight = 0
         self.reported_requests: int | None = None
@@ -217,11 +218,14 @@ class Fleet:
             if not slot.record.accepts_new:
                 continue  # nobody new goes there; its open streams need no group
             place = (slot.record.model, slot.record.node_id)
-            groups.setdefault(place, NodeGroup(slot.record.node_id)).adopt(slot)
+            if place not in groups:
+                groups[place] = NodeGroup(slot.record.node_id, is_suspect=slot.record.node_suspect)
+            groups[place].adopt(slot)
         self._groups = {}
         for (model, _), group in groups.items():
             self._groups.setdefault(model, []).append(group)
             self._model_seen_seconds[model] = now
+        self._groups = {model: _less_suspects(known) for model, known in self._groups.items()}
         self._spread_facts(now)
 
     def _spread_facts(self, now: float) -> None:
@@ -234,6 +238,12 @@ class Fleet:
         for groups in self._groups.values():
             for group in groups:
                 group.sum_up()
+
+
+def _less_suspects(groups: list[NodeGroup]) -> list[NodeGroup]:
+    """Nodes that new requests go to: none that is suspect, unless most are and suspicion says nothing."""
+    sound = [group for group in groups if not group.is_suspect]
+    return sound if 2 * len(sound) >= len(groups) else groups
 
 
 def _identity(record: RouteRecord) -> tuple[Any, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import random
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exaserve_ops.adapters.session_table import (
     SessionEntry,
@@ -89,6 +89,10 @@ class Router:
         if choice is None:
             return self._obstacle(ask)
         return policy.Choice(choice.replica, RETRIED) if ask.tried else choice
+
+    def has_other(self, ask: Ask, slot: ReplicaSlot) -> bool:
+        """Whether somebody else could take the request of this replica now."""
+        return not isinstance(self.pick(replace(ask, tried=(*ask.tried, slot))), Obstacle)
 
     def needs_table(self, ask: Ask) -> bool:
         """Whether the session table is to be asked: there is a session, and the table is not away."""

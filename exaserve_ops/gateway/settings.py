@@ -33,7 +33,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     client_stall_seconds: float = 60.0
     """A client that takes nothing while an answer waits for it."""
 
-    connect_seconds: float = 2.0
+    connect_seconds: float = 1.2
+    """Long enough for one lost SYN, which is sent again after a second."""
     first_byte_seconds: float = 120.0
     """From the request to the first byte of the answer's body, attempts and waiting included."""
     upstream_stall_seconds: float = 300.0

@@ -18,6 +18,10 @@ _FIRST_FINAL_STATUS = 200
 _BODILESS_STATUSES = frozenset({204, 304})
 _JOINED_BODY_BYTES = 64 * 1024
 """Up to this size head and body leave in one write; beyond it, copying costs more than a call."""
+_DEAD_HOST_MILLISECONDS = 2500
+"""What a host's kernel does not acknowledge for so long was sent to nobody. Engines take no part in it:
+a busy one is never taken for dead."""
+_KEEPALIVE_SECONDS = 1
 
 
 @dataclass(slots=True)
@@ -89,6 +93,9 @@ class UpstreamConnection(asyncio.Protocol):
         if len(body) <= _JOINED_BODY_BYTES:
             self._transport.write(head + body)
         else:
+            # An engine that is too busy to read keeps its window shut, which its kernel says at once.
+            # To the time-out that is the same as a host that is gone.
+            notice_dead_host(self._transport, after_milliseconds=0)
             self._transport.write(head)
             self._transport.write(body)
 
@@ -109,6 +116,11 @@ class UpstreamConnection(asyncio.Protocol):
         self._listener = None
         self._transport.abort()
 
+    @property
+    def has_spoken(self) -> bool:
+        """Whether a byte came back since the request was sent."""
+        return self._any_received
+
     def is_usable(self) -> bool:
         """Whether an idle connection may carry a request."""
         return not self._transport.is_closing()
@@ -117,6 +129,7 @@ class UpstreamConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         set_no_delay(self._transport)
+        notice_dead_host(self._transport)
 
     def data_received(self, data: bytes) -> None:
         listener = self._listener
@@ -294,3 +307,16 @@ def set_no_delay(transport: asyncio.BaseTransport) -> None:
     connected = transport.get_extra_info("socket")
     if connected is not None and connected.family in {socket.AF_INET, socket.AF_INET6}:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def notice_dead_host(
+    transport: asyncio.BaseTransport, *, after_milliseconds: int = _DEAD_HOST_MILLISECONDS
+) -> None:
+    """Have a connection end whose host went without a word, also while nothing is sent on it; 0: never."""
+    connected = transport.get_extra_info("socket")
+    if connected is None or connected.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, after_milliseconds)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)

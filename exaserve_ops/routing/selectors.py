@@ -19,8 +19,8 @@ _ROUTED = (states.READY, states.DRAINING)
 def routes() -> dict[str, RouteRecord]:
     """Replicas that may be routed to, by id, in one query.
 
-    A suspect node keeps its routes: one late heartbeat is no reason to move a conversation. Standbys
-    have none.
+    A suspect node keeps its routes, marked as such: a late heartbeat is no reason to move a
+    conversation. Standbys have none.
     """
     rows = (
         Replica.objects.filter(
@@ -30,7 +30,7 @@ def routes() -> dict[str, RouteRecord]:
         # Plain values: of ten thousand replicas, model instances would be most of the work.
         .values_list(
             *("pk", "address", "attempt", "generation", "status"),
-            *("node_id", "node__name", "node__key_epoch"),
+            *("node_id", "node__name", "node__key_epoch", "node__liveness"),
             *("deployment__served_name", "deployment__name"),
         )
     )
@@ -57,7 +57,7 @@ def _route(
     status: str,
     *place: Any,  # noqa: ANN401 - columns of one row, in the query's order
 ) -> RouteRecord:
-    node_id, node_name, key_epoch, model, deployment = place
+    node_id, node_name, key_epoch, liveness, model, deployment = place
     host, _, port = address.rpartition(":")
     return RouteRecord(
         replica_id=str(pk),
@@ -71,4 +71,5 @@ def _route(
         attempt=attempt,
         generation=generation,
         accepts_new=status == states.READY,
+        node_suspect=liveness == SUSPECT,
     )

@@ -24,6 +24,8 @@ class RouteRecord:
     accepts_new: bool = True
     """False while draining: keeps its sessions' open streams, gets nothing new."""
     block_tokens: int = 16
+    node_suspect: bool = False
+    """Its node misses signs of life: nobody new goes there while others serve."""
 
 
 @dataclass(frozen=True, slots=True)
