@@ -73,7 +73,8 @@ class LeaderLease:
 
     def __init__(self, database_url: str, holder: str, *, lease_seconds: float = LEASE_SECONDS) -> None:
         self._database_url = database_url
-        self._holder = holder
+        self.holder = holder
+        """Whom the record names."""
         self._lease_seconds = lease_seconds
         self._connection: psycopg.Connection | None = None
         self._valid_until = 0.0
@@ -141,7 +142,7 @@ class LeaderLease:
     def _values(self) -> dict[str, Any]:
         return {
             "name": _NAME,
-            "holder": self._holder,
+            "holder": self.holder,
             "seconds": self._lease_seconds,
             "epoch": self.epoch,
         }

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.drains import DrainWatch
-from exaserve_ops.controllers.fleet_state import FleetState
+from exaserve_ops.controllers.fleet_state import RECENT_DEATHS_SECONDS, FleetState
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.installations import InstallationPorts, Installations
 from exaserve_ops.controllers.live import LiveBuilder
@@ -37,7 +37,10 @@ from exaserve_ops.controllers.rollups import RollupRecorder
 from exaserve_ops.controllers.slowness import LOOK_EVERY_SECONDS, SlowWatch
 from exaserve_ops.controllers.turns import TurnRecorder
 from exaserve_ops.health.models import NodeLease
+from exaserve_ops.health.selectors import recent_deaths
+from exaserve_ops.health.services.leadership import record_new_leader
 from exaserve_ops.inventory.selectors import nodes_in_service
+from exaserve_ops.lib import clock
 
 RESYNC_SECONDS = 30.0
 RECONCILE_THREADS = 2
@@ -57,6 +60,7 @@ class Lead(Protocol):
     """The lead: held by one process at a time."""
 
     epoch: int
+    holder: str
     idle_seconds: float
 
     def acquire(self) -> bool:
@@ -156,6 +160,7 @@ class Controllers:
 
     def _lead(self) -> None:
         lead = self._adapters.lead
+        taken_at = time.monotonic()
         self._adapters.routes.claim(lead.epoch)
         self._load_state()
         self._detection.begin(lead.idle_seconds)
@@ -175,6 +180,10 @@ class Controllers:
         ]
         for thread in threads:
             thread.start()
+        gap_seconds = lead.idle_seconds + time.monotonic() - taken_at if lead.idle_seconds else 0.0
+        _log.info("event=leader_changed epoch=%d gap_seconds=%.2f", lead.epoch, gap_seconds)
+        with lead.fenced():
+            record_new_leader(holder=lead.holder, epoch=lead.epoch, gap_seconds=gap_seconds, now=clock.now())
         self._keep_lead()
         for thread in threads:
             thread.join(timeout=10)
@@ -194,11 +203,13 @@ class Controllers:
                 raise LostLeadError("another controller leads; starting again as a spare")
 
     def _load_state(self) -> None:
-        """Begin from the record: who was alive, and under which lease."""
+        """Begin from the record: who was alive, who keeps dying, and under which lease."""
+        deaths = recent_deaths(clock.now(), within_seconds=RECENT_DEATHS_SECONDS)
         leases = {lease.node_id: lease for lease in NodeLease.objects.all()}
         for node in nodes_in_service():
             view = self._state.node(str(node.pk))
             view.name, view.liveness = node.name, node.liveness
+            view.deaths_seconds = [time.monotonic() - age for age in deaths.get(str(node.pk), ())]
             lease = leases.get(node.pk)
             if lease is not None:
                 view.lease_epoch, view.boot_id = lease.epoch, lease.boot_id

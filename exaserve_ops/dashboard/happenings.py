@@ -91,6 +91,9 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "pinned": "was pinned",
         "forgotten": "was forgotten",
     },
+    "controllers": {
+        "leader_changed": "have another leader",
+    },
     "incident": {
         "opened": "was opened",
         "resolve": "resolved itself",

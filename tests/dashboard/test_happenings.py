@@ -18,7 +18,10 @@ from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.observed import ObservedExit
 
-KINDS = ("node", "accelerator", "replica", "deployment", "installation", "ssh_host_key", "incident")
+KINDS = (
+    *("node", "accelerator", "replica", "deployment", "installation", "ssh_host_key"),
+    *("incident", "controllers"),
+)
 
 
 @pytest.mark.parametrize(
