@@ -151,6 +151,8 @@ class AttemptRunner:
             accelerator_kind=next((kinds[uuid] for uuid in spec.accelerator_uuids if uuid in kinds), "cpu"),
             memory_bytes=spec.memory_bytes,
             cpu_threads=self._cpu_threads(),
+            model_digest=spec.model.digest,
+            weights_cache=self._home.weights,
         )
         launch = adapter.build_launch(spec.engine_options, context)
         row = AttemptRow(

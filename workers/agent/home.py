@@ -65,6 +65,11 @@ class Home:
         return self.root / "logs"
 
     @property
+    def weights(self) -> Path:
+        """Weights in the form in which this node's replicas share them; may be deleted when none runs."""
+        return self.root / "weights"
+
+    @property
     def run(self) -> Path:
         """Runtime folders of attempts, the intake socket, the lock."""
         return self.root / "run"

@@ -38,6 +38,10 @@ class LaunchContext:
     accelerator_kind: str = "cpu"
     memory_bytes: int = 0
     cpu_threads: int = 1
+    model_digest: str = ""
+    """Names the content of `model_dir`, which the agent has verified."""
+    weights_cache: Path | None = None
+    """Where replicas of this node keep weights that they share; `None`: they share none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from workers.engines.base import EngineOptionError, EngineOptions
 
-AGENT_FLAGS = ("--host", "--port", "--model-dir", "--served-model-name", "--memory-bytes")
+AGENT_FLAGS = (
+    "--host",
+    "--port",
+    "--model-dir",
+    "--model-digest",
+    "--served-model-name",
+    "--memory-bytes",
+    "--weights-cache",
+)
 """What the agent itself passes: where an engine listens is never a deployment's choice."""
 EXTRA_ARGUMENTS = "extra_arguments"
 """Option that every engine takes: text that is split like a shell line and put after the flags."""

@@ -21,6 +21,7 @@ _OPTIONS: dict[str, Option] = {
     "max_num_seqs": IntegerOption(1, 4096),
     "max_num_batched_tokens": IntegerOption(1, 1_000_000),
     "threads": IntegerOption(1, 1024),
+    "weights": ChoiceOption(("shared", "private")),
     "drain_seconds": NumberOption(0.0, 86_400.0),
 }
 
@@ -47,6 +48,9 @@ class TorchAdapter:
         if context.memory_bytes > 0:
             # What placement set aside; a KV size among the options goes before it.
             arguments.insert(0, f"--memory-bytes={context.memory_bytes}")
+        if context.weights_cache is not None:
+            arguments.insert(0, f"--weights-cache={context.weights_cache}")
+            arguments.insert(0, f"--model-digest={context.model_digest}")
         return own_launch("workers.engines.torch_engine", context, arguments)
 
     def parse_metrics(self, page: str) -> EngineSample:

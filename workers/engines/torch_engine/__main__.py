@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from workers.engines.openai_server.serve import (
@@ -43,6 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-seqs", type=positive_integer, default=64)
     parser.add_argument("--max-num-batched-tokens", type=positive_integer)
     parser.add_argument("--threads", type=positive_integer)
+    parser.add_argument("--weights", default="shared", choices=("shared", "private"))
+    parser.add_argument("--weights-cache", type=Path, help="folder of weights that replicas share")
+    parser.add_argument("--model-digest", default="", help="names the shared weights")
     return parser
 
 
@@ -68,6 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         threads=arguments.threads,
+        weights_cache=arguments.weights_cache if arguments.weights == "shared" else None,
+        model_digest=arguments.model_digest,
     )
     engine = TorchEngine(settings, config)
     return serve(engine, engine.metrics, server)

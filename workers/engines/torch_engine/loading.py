@@ -16,8 +16,9 @@ from workers.engines.torch_engine.kv_pool import allocate_pool, choose_pool_bloc
 from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
 from workers.engines.torch_engine.settings import EngineSettings
+from workers.engines.torch_engine.shared_weights import map_weights
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
-from workers.engines.torch_engine.weights import load_weights
+from workers.engines.torch_engine.weights import ModelWeights, load_weights
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ def load_engine(
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, config, device)
     log.info("device %s, %s, %d threads", device, dtype, torch.get_num_threads())
-    weights = load_weights(settings.model_dir, config, device=device, dtype=dtype, on_progress=on_progress)
+    weights = _load_weights(settings, config, device, dtype, on_progress)
     blocks = choose_pool_blocks(config, dtype, device, settings, weights_bytes=weights.total_bytes)
     pool = allocate_pool(config, blocks, dtype=dtype, device=device)
     max_model_tokens = _model_length(settings, config, blocks)
@@ -69,6 +70,30 @@ def load_engine(
         eos_token_ids=config.eos_token_ids,
     )
     return LoadedEngine(loop, max_model_tokens)
+
+
+def _load_weights(
+    settings: EngineSettings,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    on_progress: Callable[[float], None],
+) -> ModelWeights:
+    """Map the node's copy where that saves memory and there is one; else load a copy of our own."""
+    if settings.weights_cache is not None and device.type == "cpu":
+        try:
+            return map_weights(
+                settings.weights_cache,
+                settings.model_dir,
+                config,
+                dtype=dtype,
+                model_digest=settings.model_digest,
+                on_progress=on_progress,
+            )
+        except OSError as error:
+            # A replica with weights of its own is dearer, but it serves.
+            log.warning("weights are not shared: %s", error)
+    return load_weights(settings.model_dir, config, device=device, dtype=dtype, on_progress=on_progress)
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -22,3 +22,7 @@ class EngineSettings:
     max_num_seqs: int = 64
     max_num_batched_tokens: int | None = None
     threads: int | None = None
+    weights_cache: Path | None = None
+    """Folder of the node's shared copies of weights; `None`: weights of its own."""
+    model_digest: str = ""
+    """What the control plane calls the model's content; names the shared copy."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,74 @@ class ModelWeights:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
+@dataclass(frozen=True, slots=True)
+class FusedTensor:
+    """A tensor that the decoder multiplies with, and what it is put together from."""
+
+    name: str
+    """`embedding`, `norm`, `head`, or `<layer>.<field of LayerWeights>`."""
+    parts: tuple[tuple[str, tuple[int, ...]], ...]
+    """Names in the model's files and their shapes, joined along the first axis in this order."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole."""
+        _, (_, *rest) = self.parts[0]
+        return (sum(shape[0] for _, shape in self.parts), *rest)
+
+
+def plan_tensors(config: ModelConfig) -> tuple[FusedTensor, ...]:
+    """Name every tensor of a model, layer by layer in the order of use."""
+    vocabulary, hidden = config.vocabulary_size, config.hidden_size
+    tensors = [FusedTensor("embedding", (("model.embed_tokens.weight", (vocabulary, hidden)),))]
+    for index in range(config.layers):
+        tensors += _plan_layer(config, index)
+    tensors.append(FusedTensor("norm", (("model.norm.weight", (hidden,)),)))
+    if not config.tied_embeddings:
+        tensors.append(FusedTensor("head", (("lm_head.weight", (vocabulary, hidden)),)))
+    return tuple(tensors)
+
+
+def _plan_layer(config: ModelConfig, index: int) -> Iterator[FusedTensor]:
+    hidden, inner = config.hidden_size, config.intermediate_size
+    query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
+    heads = (("q_proj", query), ("k_proj", kv), ("v_proj", kv))
+    layer = f"model.layers.{index}."
+    attention, mlp = layer + "self_attn.", layer + "mlp."
+
+    def fused(field: str, *parts: tuple[str, tuple[int, ...]]) -> FusedTensor:
+        return FusedTensor(f"{index}.{field}", parts)
+
+    yield fused("input_norm", (layer + "input_layernorm.weight", (hidden,)))
+    yield fused("qkv", *((f"{attention}{name}.weight", (size, hidden)) for name, size in heads))
+    if config.qkv_bias:
+        yield fused("qkv_bias", *((f"{attention}{name}.bias", (size,)) for name, size in heads))
+    if config.qk_norm:
+        yield fused("query_norm", (attention + "q_norm.weight", (config.head_size,)))
+        yield fused("key_norm", (attention + "k_norm.weight", (config.head_size,)))
+    yield fused("output", (attention + "o_proj.weight", (hidden, query)))
+    if config.output_bias:
+        yield fused("output_bias", (attention + "o_proj.bias", (hidden,)))
+    yield fused("mlp_norm", (layer + "post_attention_layernorm.weight", (hidden,)))
+    yield fused("gate_up", *((f"{mlp}{name}_proj.weight", (inner, hidden)) for name in ("gate", "up")))
+    yield fused("down", (mlp + "down_proj.weight", (hidden, inner)))
+
+
+def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelWeights:
+    """Put the tensors of `plan_tensors`, by name, into their places."""
+    names = [field.name for field in fields(LayerWeights)]
+    embedding = tensors["embedding"]
+    return ModelWeights(
+        embedding=embedding,
+        layers=tuple(
+            LayerWeights(**{name: tensors.get(f"{index}.{name}") for name in names})  # type: ignore[arg-type]  # the plan has those that are not optional
+            for index in range(config.layers)
+        ),
+        norm=tensors["norm"],
+        head=embedding if config.tied_embeddings else tensors["head"],
+    )
+
+
 def load_weights(
     model_dir: Path,
     config: ModelConfig,
@@ -68,46 +136,23 @@ def load_weights(
     on_progress: Callable[[float], None],
 ) -> ModelWeights:
     """Load all weights; `on_progress` hears the part done, 0-1. Raises `WeightsError`."""
+    plan = plan_tensors(config)
+    tensors: dict[str, Tensor] = {}
+    for tensor in read_tensors(model_dir, plan, device=device, dtype=dtype):
+        tensors[plan[len(tensors)].name] = tensor
+        on_progress(len(tensors) / len(plan))
+    return assemble(config, tensors)
+
+
+def read_tensors(
+    model_dir: Path, plan: tuple[FusedTensor, ...], *, device: torch.device, dtype: torch.dtype
+) -> Iterator[Tensor]:
+    """Yield the tensors of a plan in its order, one in memory at a time. Raises `WeightsError`."""
     with ExitStack() as stack:
         reader = _Reader(model_dir, stack, device, dtype)
-        embedding = reader.read("model.embed_tokens.weight", (config.vocabulary_size, config.hidden_size))
-        layers = []
-        for index in range(config.layers):
-            layers.append(_load_layer(reader, config, f"model.layers.{index}."))
-            on_progress((index + 1) / config.layers)
-        head = embedding
-        if not config.tied_embeddings:
-            head = reader.read("lm_head.weight", (config.vocabulary_size, config.hidden_size))
-        norm = reader.read("model.norm.weight", (config.hidden_size,))
-    return ModelWeights(embedding=embedding, layers=tuple(layers), norm=norm, head=head)
-
-
-def _load_layer(reader: _Reader, config: ModelConfig, prefix: str) -> LayerWeights:
-    hidden, inner = config.hidden_size, config.intermediate_size
-    query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
-    attention = prefix + "self_attn."
-    sizes = {"q_proj": query, "k_proj": kv, "v_proj": kv}
-    qkv = [reader.read(f"{attention}{name}.weight", (n, hidden)) for name, n in sizes.items()]
-    gate_up = [reader.read(f"{prefix}mlp.{n}_proj.weight", (inner, hidden)) for n in ("gate", "up")]
-    bias = None
-    if config.qkv_bias:
-        bias = torch.cat([reader.read(f"{attention}{n}.bias", (s,)) for n, s in sizes.items()])
-    norms: list[Tensor | None] = [None, None]
-    if config.qk_norm:
-        size = (config.head_size,)
-        norms = [reader.read(f"{attention}{n}_norm.weight", size) for n in ("q", "k")]
-    return LayerWeights(
-        input_norm=reader.read(prefix + "input_layernorm.weight", (hidden,)),
-        qkv=torch.cat(qkv),
-        qkv_bias=bias,
-        query_norm=norms[0],
-        key_norm=norms[1],
-        output=reader.read(attention + "o_proj.weight", (hidden, query)),
-        output_bias=reader.read(attention + "o_proj.bias", (hidden,)) if config.output_bias else None,
-        mlp_norm=reader.read(prefix + "post_attention_layernorm.weight", (hidden,)),
-        gate_up=torch.cat(gate_up),
-        down=reader.read(prefix + "mlp.down_proj.weight", (hidden, inner)),
-    )
+        for tensor in plan:
+            parts = [reader.read(name, shape) for name, shape in tensor.parts]
+            yield parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class _Reader:
@@ -118,7 +163,7 @@ class _Reader:
         self._dtype = dtype
         self._files: dict[str, Any] = {}
         """Tensor name to open file."""
-        for path in _weight_files(model_dir):
+        for path in weight_files(model_dir):
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             except (OSError, SafetensorError) as error:
@@ -136,7 +181,8 @@ class _Reader:
         return tensor.to(self._device, self._dtype)
 
 
-def _weight_files(model_dir: Path) -> list[Path]:
+def weight_files(model_dir: Path) -> list[Path]:
+    """Files that hold a model's weights, by its index if it has one. Raises `WeightsError`."""
     index = model_dir / _INDEX
     if not index.exists():
         return [model_dir / _SINGLE]
