@@ -165,6 +165,10 @@ class Reconcilers:
 
     def _take_over(self, key: str) -> None:
         """Promote standbys where replicas are absent, without waiting for a whole plan."""
+        if key == "all":
+            for deployment_id in live_deployments().values_list("pk", flat=True):
+                self._queue.add("takeover", str(deployment_id))
+            return
         snapshot = takeover_snapshot(UUID(key))
         if snapshot is None:
             return
