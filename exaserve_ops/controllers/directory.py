@@ -39,6 +39,7 @@ class Row:
     node_id: str
     liveness: str
     replicas: tuple[PlacedReplica, ...]
+    simulated: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +93,8 @@ def _read() -> Directory:
         }
     )
     rows = tuple(
-        Row(str(node.pk), node.liveness, tuple(_placed(row) for row in placed[node.pk])) for node in nodes
+        Row(str(node.pk), node.liveness, tuple(_placed(row) for row in placed[node.pk]), node.simulated)
+        for node in nodes
     )
     return Directory(rows, columns, layout, hashlib.sha256(layout).hexdigest())
 

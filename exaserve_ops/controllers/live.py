@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -104,17 +104,24 @@ class LiveBuilder:
     def _summary(self, directory: Directory, fresh: Mapping[str, NodeView], now_seconds: float) -> bytes:
         with self._requests_lock:
             figures = self._requests.figures(now_seconds)
-        kv = _kv_figures(fresh)
+        simulated = [row for row in directory.rows if row.simulated]
+        kv = _kv_figures(fresh, frozenset(row.node_id for row in simulated))
         self._count_slowly()
-        ready = sum(replica.ready for row in directory.rows for replica in row.replicas)
+        ready = _count_ready(directory.rows)
         liveness = [row.liveness for row in directory.rows]
         alive = liveness.count("alive")
         summary = {
             "sequence": self._sequence,
             "built_at": now_seconds,
             "window_seconds": self._requests.seconds,
-            "nodes": {s: liveness.count(s) for s in ("alive", "suspect", "dead", "joining")},
-            "replicas": {"ready": ready, "wanted": self._wanted_replicas},
+            # What is simulated is counted, and said beside: no page may show it as capacity.
+            "nodes": {s: liveness.count(s) for s in ("alive", "suspect", "dead", "joining")}
+            | {"simulated": len(simulated)},
+            "replicas": {
+                "ready": ready,
+                "wanted": self._wanted_replicas,
+                "simulated": _count_ready(simulated),
+            },
             "requests_per_second": figures.requests_per_second,
             "tokens_per_second": figures.tokens_per_second,
             "ttft_seconds": {
@@ -190,16 +197,29 @@ def _age_seconds(view: NodeView) -> float:
     return time.monotonic() - view.last_report_seconds
 
 
-def _kv_figures(fresh: Mapping[str, NodeView]) -> dict[str, float | int | None]:
-    used = total = 0
-    for view in fresh.values():
+def _count_ready(rows: Iterable[Row]) -> int:
+    return sum(replica.ready for row in rows for replica in row.replicas)
+
+
+def _kv_figures(
+    fresh: Mapping[str, NodeView], simulated_ids: frozenset[str]
+) -> dict[str, float | int | None]:
+    used = total = simulated = 0
+    for node_id, view in fresh.items():
+        is_simulated = node_id in simulated_ids
         for seen in view.heartbeat.replicas if view.heartbeat else ():
             load = seen.load
             if load is None or load.kv_total_blocks is None or load.kv_used_ratio is None:
                 continue
             total += load.kv_total_blocks
+            simulated += load.kv_total_blocks * is_simulated
             used += round(load.kv_used_ratio * load.kv_total_blocks)
-    return {"used_blocks": used, "total_blocks": total, "used_ratio": used / total if total else None}
+    return {
+        "used_blocks": used,
+        "total_blocks": total,
+        "simulated_blocks": simulated,
+        "used_ratio": used / total if total else None,
+    }
 
 
 def _node_json(view: NodeView) -> bytes:

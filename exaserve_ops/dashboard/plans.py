@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.facts import STANDBY, DeploymentSnapshot, ReplicaFacts
+from exaserve_ops.serving.domain.placement import NodeRoom
 from exaserve_ops.serving.domain.reconcile import make_plan, plan_deployment
 from exaserve_ops.serving.domain.steps import (
     Create,
+    FinishDeletion,
     Hold,
     LetGo,
     Place,
@@ -24,6 +27,8 @@ MAX_SIMULATED = 512
 """More new replicas than this are counted, not placed one by one: nobody reads a longer list."""
 
 
+MAX_LINES = 200
+"""Steps beyond these are counted: a page of thousands of lines is of use to nobody."""
 MAX_WAITING = 100
 
 
@@ -36,6 +41,8 @@ class PlanLine:
     subject: str
     detail: str
     why: str
+    simulated: bool = False
+    """Whether it happens on a simulated node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +55,8 @@ class PlanPreview:
     waiting: int
     let_go: int
     sessions_moved: int
+    more_lines: int = 0
+    """Steps that are left out of `lines`."""
 
     @property
     def is_empty(self) -> bool:
@@ -65,6 +74,8 @@ class PlanNow:
     """Left out, for nobody reads a longer list."""
     frozen: str
     """Why nothing is healed; empty where it is."""
+    more_lines: int = 0
+    """Steps that are left out of `lines`."""
 
 
 def plan_now(snapshot: DeploymentSnapshot, *, now: datetime) -> PlanNow:
@@ -72,8 +83,10 @@ def plan_now(snapshot: DeploymentSnapshot, *, now: datetime) -> PlanNow:
     plan = make_plan(snapshot, now=now)
     known = {r.id: r for r in snapshot.replicas}
     waiting = plan.waiting[:MAX_WAITING]
+    lines, more_lines = _lines(plan.steps, known, snapshot.nodes)
     return PlanNow(
-        lines=tuple(line for step in plan.steps if (line := _line(step, known)) is not None),
+        lines=lines,
+        more_lines=more_lines,
         waiting=tuple(_waiting_line(known[w.replica_id], w.why) for w in waiting),
         more_waiting=len(plan.waiting) - len(waiting),
         frozen=snapshot.healing.frozen,
@@ -103,10 +116,11 @@ def _preview(snapshot: DeploymentSnapshot, now: datetime) -> PlanPreview:
     if newcomers:
         steps = plan_deployment(replace(snapshot, replicas=snapshot.replicas + newcomers), now=now)
     known = {r.id: r for r in (*snapshot.replicas, *newcomers)}
-    lines = tuple(line for step in steps if (line := _line(step, known)) is not None)
+    lines, more_lines = _lines(steps, known, snapshot.nodes)
     gone = [step for step in steps if isinstance(step, LetGo)]
     return PlanPreview(
         lines=lines,
+        more_lines=more_lines,
         created=created,
         placed=sum(isinstance(step, Place) for step in steps),
         waiting=sum(isinstance(step, Wait) for step in steps),
@@ -122,10 +136,33 @@ def _newcomer(index: int, role: str, now: datetime) -> ReplicaFacts:
 
 def _waiting_line(replica: ReplicaFacts, why: str) -> PlanLine:
     tone = "warn" if replica.status in {states.PENDING, states.FAILED, states.UNREACHABLE} else "busy"
-    return PlanLine("wait", tone, replica.name, replica.status.replace("_", " "), why)
+    simulated = replica.node is not None and replica.node.simulated
+    return PlanLine("wait", tone, replica.name, replica.status.replace("_", " "), why, simulated)
 
 
-def _line(step: Step, known: dict[str, ReplicaFacts]) -> PlanLine | None:
+def _lines(
+    steps: Sequence[Step], known: Mapping[str, ReplicaFacts], nodes: Iterable[NodeRoom]
+) -> tuple[tuple[PlanLine, ...], int]:
+    """The first steps in words, and how many more there are."""
+    simulated = {node.node_id for node in nodes if node.simulated}
+    said = [(step, line) for step in steps if (line := _line(step, known)) is not None]
+    lines = tuple(
+        replace(line, simulated=_node_of(step, known) in simulated) for step, line in said[:MAX_LINES]
+    )
+    return lines, len(said) - len(lines)
+
+
+def _node_of(step: Step, known: Mapping[str, ReplicaFacts]) -> str:
+    """Id of the node where a step happens; empty where it has none."""
+    if isinstance(step, Place | Replace):
+        return step.placement.node_id
+    if isinstance(step, Create | FinishDeletion):
+        return ""
+    node = known[step.replica_id].node
+    return node.node_id if node is not None else ""
+
+
+def _line(step: Step, known: Mapping[str, ReplicaFacts]) -> PlanLine | None:
     match step:
         case Place():
             verb = "create" if step.replica_id.startswith("new-") else "place"
@@ -148,7 +185,7 @@ def _line(step: Step, known: dict[str, ReplicaFacts]) -> PlanLine | None:
 
 
 def _healing_line(
-    step: Promote | Replace | Quarantine | Hold, known: dict[str, ReplicaFacts]
+    step: Promote | Replace | Quarantine | Hold, known: Mapping[str, ReplicaFacts]
 ) -> PlanLine | None:
     name = known[step.replica_id].name
     match step:

@@ -9,6 +9,7 @@ from datetime import datetime
 from django.db.models import Q
 from django.urls import reverse
 
+from exaserve_ops.dashboard.simulation import simulated_incidents
 from exaserve_ops.health.domain import incident
 from exaserve_ops.health.models import Incident
 from exaserve_ops.health.selectors import open_incidents
@@ -53,14 +54,20 @@ class Problem:
     since: datetime
     cause: str
     doing: str
+    simulated: bool = False
+    """Whether it concerns simulated nodes alone."""
 
 
 def open_problems() -> list[Problem]:
-    """The worst first, `MAX_SHOWN` of each kind at most. Three queries."""
+    """The worst first, `MAX_SHOWN` of each kind at most. Four queries."""
     nodes = Node.objects.filter(_BAD_NODE).order_by("-liveness_changed_at")[:MAX_SHOWN]
-    replicas = Replica.objects.filter(_BAD_REPLICA).order_by("-status_changed_at")[:MAX_SHOWN]
-    incidents = open_incidents()[:MAX_SHOWN]
-    problems = [*map(_of_incident, incidents), *map(_of_node, nodes), *map(_of_replica, replicas)]
+    replicas = (
+        Replica.objects.filter(_BAD_REPLICA).select_related("node").order_by("-status_changed_at")[:MAX_SHOWN]
+    )
+    incidents = list(open_incidents()[:MAX_SHOWN])
+    simulated = simulated_incidents(incidents)
+    of_incidents = (_of_incident(found, simulated=found.pk in simulated) for found in incidents)
+    problems = [*of_incidents, *map(_of_node, nodes), *map(_of_replica, replicas)]
     order = {incident.OPEN: 0, liveness.DEAD: 1, states.FAILED: 2, liveness.SUSPECT: 3}
     return sorted(problems, key=lambda p: (order.get(p.status, 4), -p.since.timestamp()))
 
@@ -83,7 +90,7 @@ def title_state(parts: Sequence[tuple[int, str]], page: str) -> str:
     return " · ".join([*said, page])
 
 
-def _of_incident(found: Incident) -> Problem:
+def _of_incident(found: Incident, *, simulated: bool) -> Problem:
     return Problem(
         kind="incident",
         name=str(found),
@@ -92,6 +99,7 @@ def _of_incident(found: Incident) -> Problem:
         since=found.opened_at,
         cause=found.evidence,
         doing=_DOING[incident.OPEN],
+        simulated=simulated,
     )
 
 
@@ -105,6 +113,7 @@ def _of_node(node: Node) -> Problem:
         since=node.liveness_changed_at,
         cause=node.degraded_reason if degraded else node.liveness_reason,
         doing="Heartbeats still arrive; see the node." if degraded else _DOING.get(node.liveness, ""),
+        simulated=node.simulated,
     )
 
 
@@ -117,4 +126,5 @@ def _of_replica(replica: Replica) -> Problem:
         since=replica.status_changed_at,
         cause=replica.unroutable_reason if replica.status == states.READY else replica.reason,
         doing=f"Waits: {replica.healing_note}" if replica.healing_note else _DOING.get(replica.status, ""),
+        simulated=replica.node is not None and replica.node.simulated,
     )

@@ -240,6 +240,7 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             same_standby=here[Replica.Role.STANDBY][node.pk],
             draining=_draining_of(node),
             drain_is_over=bool(node.drain_deadline_at and node.drain_deadline_at <= now),
+            simulated=node.simulated,
         )
         for node in nodes
     )

@@ -3,6 +3,7 @@ import { liveLink } from "./live.js";
 import { Heatmap } from "./heatmap.js";
 import { openDrawer } from "./drawer.js";
 import { formats } from "./format.js";
+import { Sieve } from "./sieve.js";
 
 class Tip {
   constructor(element, link) {
@@ -54,6 +55,7 @@ function showSummary(strip, summary) {
     if (element.textContent !== text) element.textContent = text;
     if (element.dataset.zero) element.dataset.zero = String(!value);
   }
+  for (const element of strip.querySelectorAll("[data-simulated]")) element.hidden = !at(summary, element.firstElementChild.dataset.bind);
   for (const element of strip.querySelectorAll("[data-spark]")) drawSpark(element, summary.history?.[element.dataset.spark] ?? []);
 }
 
@@ -100,13 +102,42 @@ const maps = [...document.querySelectorAll("[data-map]")].map((panel) => {
   });
 });
 
-link.addEventListener("layout", ({ detail }) => maps.forEach((map) => map.setLayout(detail)));
-link.addEventListener("frame", ({ detail }) => { if (document.visibilityState === "visible") maps.forEach((map) => map.setFrame(detail)); });
+// Which nodes the maps show, and in words how many are simulated.
+const simulation = document.querySelector("[data-simulation]");
+const kinds = [...simulation.querySelectorAll("[data-kind]")];
+const sieve = new Sieve(kinds.some((button) => button.dataset.kind === wanted.get("show")) ? wanted.get("show") : "");
+
+function showLayout() {
+  const layout = sieve.layout(link.layout);
+  const frame = sieve.frame(link.frame);
+  maps.forEach((map) => map.setLayout(layout, frame));
+  for (const button of kinds) button.setAttribute("aria-pressed", String(button.dataset.kind === sieve.kind));
+}
+
+function saySimulation({ rows }) {
+  const simulated = rows.filter((row) => row.simulated).length;
+  simulation.hidden = !simulated && !sieve.kind;
+  simulation.querySelector("[data-simulation-words]").textContent = `${formats.count(simulated)} of ${formats.count(rows.length)} nodes are simulated`;
+}
+
+for (const button of kinds) {
+  button.addEventListener("click", () => {
+    sieve.kind = button.dataset.kind;
+    rememberInAddress("show", sieve.kind);
+    if (link.layout) showLayout();
+  });
+}
+link.addEventListener("layout", ({ detail }) => { saySimulation(detail); showLayout(); });
+link.addEventListener("frame", ({ detail }) => {
+  if (document.visibilityState !== "visible") return;
+  const frame = sieve.frame(detail);
+  maps.forEach((map) => map.setFrame(frame));
+});
 const strip = document.querySelector("[data-strip]");
 link.addEventListener("summary", ({ detail }) => showSummary(strip, detail));
 // The link may have been faster than this module: what it got before is shown now.
 if (link.frame !== null) {
-  maps.forEach((map) => map.setFrame(link.frame));
+  maps.forEach((map) => map.setFrame(sieve.frame(link.frame)));
   link.fetchLayout(link.frame.layoutVersion);
 }
 document.addEventListener("drawer-closed", () => rememberInAddress("replica", ""));

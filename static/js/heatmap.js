@@ -35,10 +35,10 @@ export class Heatmap {
 
   get isReady() { return this.picture.isReady; }
 
-  setLayout(layout) {
+  setLayout(layout, frame) {
     this.reasons.clear();
     this.active = null;
-    this.picture.setLayout(layout);
+    this.picture.setLayout(layout, frame);
   }
 
   setFrame(frame) {

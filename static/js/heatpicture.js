@@ -17,6 +17,8 @@ const SLOT_WORD_MIN_WIDTH = 56;
 const MANY_CELLS = 1024;
 const CALM_MS = 1900;
 const REMEMBERED_SECONDS = 600;
+const SIMULATED_WORD = " sim";
+const SIMULATED_BAR_PIXELS = 3;
 
 export class HeatPicture {
   // `onDrawn` is called after each frame that was looked at, `onCleared` when there is nothing to show.
@@ -64,8 +66,10 @@ export class HeatPicture {
       && this.frame.statuses.length === this.layout.rows.length * this.layout.columns;
   }
 
-  setLayout(layout) {
+  // The frame comes along: cut to the same rows, it can be drawn at once.
+  setLayout(layout, frame) {
     this.layout = layout;
+    this.frame = frame;
     this.remembered.clear();
     this.arrange();
   }
@@ -96,7 +100,7 @@ export class HeatPicture {
     const measure = (font, text) => { context.font = font; return Math.ceil(context.measureText(text).width) + LABEL_GAP; };
     const family = token("--font");
     return {
-      nodes: measure(`12px ${family}`, longest(this.layout.rows.map((row) => row.name))),
+      nodes: measure(`12px ${family}`, longest(this.layout.rows.map((row) => row.name + (row.simulated ? SIMULATED_WORD : "")))),
       racks: measure(`600 12px ${family}`, longest(this.layout.rows.map((row) => row.rack))),
     };
   }
@@ -214,7 +218,7 @@ export class HeatPicture {
   }
 
   readColours(context) {
-    const names = { veil: "veil", bad: "bad", warn: "warn", sunken: "sunken", nan: "nan", soft: "ink-soft", ink: "ink", surface: "surface", lines: "hatch", font: "font" };
+    const names = { veil: "veil", bad: "bad", warn: "warn", sunken: "sunken", nan: "nan", soft: "ink-soft", sim: "sim", ink: "ink", surface: "surface", lines: "hatch", font: "font" };
     this.colours = Object.fromEntries(Object.entries(names).map(([name, key]) => [name, token(`--${key}`)]));
     this.colours.hatch = hatchPattern(context, this.colours.lines);
     this.colours.scale = scaleOf(this.metric);
@@ -257,6 +261,7 @@ export class HeatPicture {
     const { plan, colours } = this;
     context.textBaseline = "middle";
     this.paintSlots(context);
+    this.paintSimulated(context);
     context.font = `${plan.named ? "600 " : ""}12px ${colours.font}`;
     context.fillStyle = plan.named ? colours.ink : colours.soft;
     const cut = plan.named ? 0 : commonPrefix(plan.headers.map((header) => this.layout.rows[header.row].rack));
@@ -271,7 +276,20 @@ export class HeatPicture {
     context.font = `12px ${colours.font}`;
     this.layout.rows.forEach((row, index) => {
       context.fillStyle = row.liveness === "dead" ? colours.bad : row.liveness === "suspect" ? colours.warn : colours.soft;
-      this.paintLabel(context, plan.spots[index], row.name);
+      this.paintLabel(context, plan.spots[index], row.name, row.simulated ? SIMULATED_WORD : "");
+    });
+  }
+
+  // A bar before each line of a simulated node: seen also where lines are too thin for names.
+  paintSimulated(context) {
+    const { plan, colours } = this;
+    context.fillStyle = colours.sim;
+    this.layout.rows.forEach((row, index) => {
+      if (!row.simulated) return;
+      const { line, column } = plan.spots[index];
+      const height = plan.tops[line + 1] - plan.tops[line];
+      const gap = height >= GAP_FROM_PIXELS ? 0.5 : 0;
+      context.fillRect(plan.lefts[column] - SIMULATED_BAR_PIXELS - 1, plan.tops[line] + gap, SIMULATED_BAR_PIXELS, height - 2 * gap);
     });
   }
 
@@ -288,12 +306,17 @@ export class HeatPicture {
     }
   }
 
-  paintLabel(context, { line, column }, text) {
+  paintLabel(context, { line, column }, text, mark = "") {
     const { tops, lefts, label, named } = this.plan;
     const height = tops[line + 1] - tops[line];
     const right = lefts[column];
     context.textAlign = named ? "left" : "right";
-    context.fillText(fit(context, text, label - 8), named ? right - label : right - 6, tops[line] + (named ? height / 2 : Math.max(6, height)));
+    const middle = tops[line] + (named ? height / 2 : Math.max(6, height));
+    const shown = fit(context, text, label - 8 - context.measureText(mark).width);
+    context.fillText(shown, named ? right - label : right - 6, middle);
+    if (!mark) return;
+    context.fillStyle = this.colours.sim;
+    context.fillText(mark, right - label + context.measureText(shown).width, middle);
   }
 
   freshCanvas() {
@@ -322,7 +345,9 @@ export class HeatPicture {
     find("slo").textContent = marked ? `objective ${ofUnit(metric.threshold, metric.unit)}` : "";
     if (marked) mark.style.left = `${(100 * (metric.threshold - metric.low)) / (metric.high - metric.low)}%`;
     const nodes = this.layout.rows.length;
-    find("map-size").textContent = `${nodes} node${nodes === 1 ? "" : "s"} × ${this.layout.columns} slots`;
+    const simulated = this.layout.rows.filter((row) => row.simulated).length;
+    find("simulated-key").hidden = !simulated;
+    find("map-size").textContent = `${nodes} node${nodes === 1 ? "" : "s"} × ${this.layout.columns} slots${simulated ? `, ${simulated === nodes ? "all" : simulated} simulated` : ""}`;
   }
 
   destroy() {

@@ -313,7 +313,7 @@ def test_the_picture_tells_missing_stale_and_zero_apart(
     assert layout["version"] == frame.layout_version
     assert [cell["id"] for cell in layout["rows"][0]["cells"]] == [str(r.pk) for r in ordered]
     summary = json.loads(redis_client.get(SUMMARY_KEY))
-    assert summary["replicas"] == {"ready": 3, "wanted": 3}
+    assert summary["replicas"] == {"ready": 3, "wanted": 3, "simulated": 0}
     assert summary["problems"] == 0
     assert summary["ttft_seconds"] == {"p50": None, "p95": None, "p99": None}
     assert json.loads(redis_client.hget(NODES_KEY, node.node_id))["replicas"]

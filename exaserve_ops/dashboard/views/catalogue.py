@@ -15,6 +15,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.access import requires
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.problems import PROBLEM_EVENTS
+from exaserve_ops.dashboard.simulation import simulated_subjects
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.sessions.models import InferenceSession
@@ -39,7 +40,7 @@ def sessions(request: HttpRequest) -> HttpResponse:
     models = Model.objects.values_list("name", flat=True)
     listing = list_page(
         request,
-        InferenceSession.objects.select_related("replica").order_by("-last_turn_at"),
+        InferenceSession.objects.select_related("replica__node").order_by("-last_turn_at"),
         choices={"model": ("Model", "model_name", [(name, name) for name in models])},
         search_in=("session_id",),
         searchable="session id",
@@ -78,10 +79,12 @@ def events(request: HttpRequest) -> HttpResponse:
         searchable="subject, event, actor or reason",
         tie="-id",
     )
+    shown = list(listing.page.object_list)
     context = {
         "title": "Problem events" if only_problems else "Events",
         "listing": listing,
-        "rows": listing.page.object_list,
+        "rows": shown,
+        "simulated": simulated_subjects(shown),
         "only_problems": only_problems,
         "subject": subject,
     }
@@ -104,7 +107,7 @@ def _find(request: HttpRequest, text: str) -> list[tuple[str, list[tuple[str, st
     kinds: tuple[tuple[str, str, QuerySet[Any], tuple[str, ...], str], ...] = (
         ("Nodes", "inventory.view_node", Node.objects.all(), ("name", "hostname", "address"), "node"),
         ("Deployments", "serving.view_deployment", Deployment.objects.all(), ("name",), "deployment"),
-        ("Replicas", "serving.view_replica", Replica.objects.all(), ("name",), "replica"),
+        ("Replicas", "serving.view_replica", Replica.objects.select_related("node"), ("name",), "replica"),
         ("Models", "serving.view_model", Model.objects.all(), ("name", "digest"), "model"),
         (
             "Sessions",
@@ -143,4 +146,6 @@ def _is_uuid(text: str) -> bool:
 
 
 def _state_of(row: object) -> str:
-    return str(getattr(row, "liveness", "") or getattr(row, "status", "")).replace("_", " ")
+    state = str(getattr(row, "liveness", "") or getattr(row, "status", "")).replace("_", " ")
+    node = getattr(row, "node", row)
+    return f"{state}, simulated" if getattr(node, "simulated", False) else state

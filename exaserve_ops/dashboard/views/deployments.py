@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.plans import PlanPreview, plan_now, preview_deletion, preview_scale
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import active_sessions, history_of, replicas_with_places, with_loads
+from exaserve_ops.dashboard.simulation import simulated_replicas_of
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain import lifecycle as states
@@ -49,7 +51,7 @@ def deployments(request: HttpRequest) -> HttpResponse:
         search_in=("name", "served_name"),
         searchable="name or served name",
     )
-    rows: Any = list(listing.page.object_list)
+    rows = _with_simulated(listing.page.object_list)
     failing = sum(bool(row.failed_count) for row in rows)
     context = {
         "title": title_state([(failing, "failing")], "Deployments"),
@@ -64,7 +66,8 @@ def deployments(request: HttpRequest) -> HttpResponse:
 def deployment_row(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     """Show one row of the table again."""
     found = get_object_or_404(live_deployments(), pk=deployment_id)
-    return render(request, "deployments/row.html", {"deployment": found})
+    (marked,) = _with_simulated([found])
+    return render(request, "deployments/row.html", {"deployment": marked})
 
 
 @require_safe
@@ -76,6 +79,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
         found.ready_count = found.kept_count = found.failed_count = 0
         found.standby_ready_count = found.standby_kept_count = 0
+    _with_simulated([found])
     replicas = replicas_with_places().filter(deployment=deployment_id)
     live = replicas.exclude(status=states.STOPPED)
     context = {
@@ -170,6 +174,15 @@ def deployment_delete(request: HttpRequest, deployment_id: UUID) -> HttpResponse
     }
     status = CONFLICT if conflict else 200
     return render(request, "deployments/delete.html", context, status=status)
+
+
+def _with_simulated(deployments: Iterable[Deployment]) -> list[Any]:
+    """Deployments, each with the number of its replicas on simulated nodes. One query."""
+    rows: list[Any] = list(deployments)
+    counts = simulated_replicas_of([row.pk for row in rows])
+    for row in rows:
+        row.simulated_count = counts.get(row.pk, 0)
+    return rows
 
 
 def _plan_of(wish: DeploymentWish, actor: str) -> PlanPreview:

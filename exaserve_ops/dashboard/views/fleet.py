@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.views.decorators.gzip import gzip_page
@@ -11,7 +13,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.access import requires
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import count_problems, open_problems, title_state
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.dashboard.simulation import KINDS, share_of_fleet, simulated_subjects
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.telemetry.domain.frames import METRICS
 
@@ -23,6 +25,7 @@ LAST_EVENTS = 12
 def fleet(request: HttpRequest) -> HttpResponse:
     """Show the state of the whole fleet at a glance."""
     dead, failed = count_problems()
+    share = share_of_fleet()
     context = {
         "title": title_state([(dead, "dead"), (failed, "failed")], "Fleet"),
         "dead": dead,
@@ -30,8 +33,10 @@ def fleet(request: HttpRequest) -> HttpResponse:
         "summary": live_reader().read_summary(),
         "metrics": METRICS,
         "problems": open_problems(),
-        "events": Event.objects.all()[:LAST_EVENTS],
-        "first_steps": _first_steps(),
+        "share": share,
+        "kinds": ("", *(word for _, word in KINDS)),
+        **_last_events(),
+        "first_steps": _first_steps(has_nodes=bool(share.total)),
     }
     return render(request, "fleet/page.html", context)
 
@@ -47,7 +52,7 @@ def fleet_problems(request: HttpRequest) -> HttpResponse:
 @requires("audit.view_event")
 def fleet_events(request: HttpRequest) -> HttpResponse:
     """Show the last events, without the page around them."""
-    return render(request, "fleet/events.html", {"events": Event.objects.all()[:LAST_EVENTS]})
+    return render(request, "fleet/events.html", _last_events())
 
 
 @require_safe
@@ -63,7 +68,14 @@ def live_layout(request: HttpRequest) -> HttpResponse:  # noqa: ARG001 - Django'
     return response
 
 
-def _first_steps() -> str:
+def _last_events() -> dict[str, Any]:
+    events = list(Event.objects.all()[:LAST_EVENTS])
+    return {"events": events, "simulated": simulated_subjects(events)}
+
+
+def _first_steps(*, has_nodes: bool) -> str:
     """What to do first in a fleet with nothing in it: `node`, `model`, `deployment`, or nothing."""
-    kinds = ((Node.objects, "node"), (Model.objects, "model"), (Deployment.objects, "deployment"))
+    if not has_nodes:
+        return "node"
+    kinds = ((Model.objects, "model"), (Deployment.objects, "deployment"))
     return next((name for rows, name in kinds if not rows.exists()), "")

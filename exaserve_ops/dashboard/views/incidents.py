@@ -14,6 +14,7 @@ from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import history_of
+from exaserve_ops.dashboard.simulation import share_of_nodes, simulated_incidents
 from exaserve_ops.health.domain.incident import INCIDENT, KINDS, OPEN
 from exaserve_ops.health.models import Incident
 from exaserve_ops.health.selectors import open_incidents
@@ -21,6 +22,8 @@ from exaserve_ops.health.services.incidents import confirm_incident, dismiss_inc
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
+
+SHOWN_NODES = 100
 
 
 @require_safe
@@ -38,7 +41,8 @@ def incidents(request: HttpRequest) -> HttpResponse:
         searchable="scope, evidence or outcome",
     )
     title = title_state([(open_incidents().count(), "open")], "Incidents")
-    context = {"title": title, "listing": listing, "rows": list(listing.page.object_list)}
+    rows = list(listing.page.object_list)
+    context = {"title": title, "listing": listing, "rows": rows, "simulated": simulated_incidents(rows)}
     return render(request, "incidents/list.html", context)
 
 
@@ -51,7 +55,9 @@ def incident(request: HttpRequest, incident_id: UUID) -> HttpResponse:
         "title": f"{found.status} · {found}",
         "incident": found,
         "is_open": found.status == OPEN,
-        "nodes": Node.objects.filter(pk__in=found.node_ids),
+        "nodes": Node.objects.filter(pk__in=found.node_ids)[:SHOWN_NODES],
+        "more_nodes": max(0, len(found.node_ids) - SHOWN_NODES),
+        "share": share_of_nodes(found.node_ids),
         "events": history_of("incident", incident_id),
     }
     return render(request, "incidents/page.html", context)

@@ -27,6 +27,7 @@ from exaserve_ops.dashboard.reading import (
     nodes_with_counts,
     replicas_with_places,
 )
+from exaserve_ops.dashboard.simulation import KINDS
 from exaserve_ops.inventory.domain.liveness import DEAD, NODE_LIVENESS, RETIRED, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, FailureDomain, Node
 from exaserve_ops.inventory.selectors import installation_of_node, rack_of
@@ -59,6 +60,7 @@ def nodes(request: HttpRequest) -> HttpResponse:
             "state": ("State", "liveness", NODE_LIVENESS.choices),
             "rack": ("Rack", "failure_domain__parent__name", rack_options),
             "cordoned": ("Cordoned", "cordoned", [("True", "yes"), ("False", "no")]),
+            "simulated": ("Real and simulated", "simulated", KINDS),
         },
         search_in=("name", "hostname", "address"),
         searchable="name, host or address",

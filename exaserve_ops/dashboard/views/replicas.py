@@ -18,6 +18,7 @@ from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import history_of, load_of, replicas_with_places, with_loads
+from exaserve_ops.dashboard.simulation import KINDS
 from exaserve_ops.dashboard.wording import load_words
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
@@ -66,6 +67,7 @@ def replicas(request: HttpRequest) -> HttpResponse:
                 "node__name",
                 [(n, n) for n in Node.objects.values_list("name", flat=True)],
             ),
+            "simulated": ("Real and simulated", "node__simulated", KINDS),
         },
         search_in=("name", "reason", "address"),
         searchable="name, reason or address",

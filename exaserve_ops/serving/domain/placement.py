@@ -45,6 +45,8 @@ class NodeRoom:
     """Why everything here shall move away; empty where it shall not."""
     drain_is_over: bool = False
     """The time to move away is up: what is still here goes, replaced or not."""
+    simulated: bool = False
+    """Nothing real runs there."""
 
     @property
     def domain(self) -> str:

@@ -23,6 +23,8 @@ class DomainLoss:
     """Part of all serving replicas that is lost."""
     fair_share: float
     """Serving replicas that an even spread over the usable nodes would put here."""
+    simulated: bool = False
+    """Whether none of its nodes is real."""
 
     @property
     def is_crowded(self) -> bool:
@@ -68,6 +70,7 @@ def _loss(kind: str, name: str, group: Sequence[NodeRoom], total: int, usable: i
         standbys=sum(node.same_standby for node in group),
         lost_ratio=serving / total if total else 0.0,
         fair_share=total * sum(node.accepts for node in group) / usable if usable else 0.0,
+        simulated=all(node.simulated for node in group),
     )
 
 
