@@ -8,11 +8,22 @@ from typing import Any
 
 import pytest
 from django.test import Client
+from django.urls import reverse
 
+from exaserve_ops.access.models import ApiKey
 from exaserve_ops.adapters.model_folder import ModelFolder
-from exaserve_ops.dashboard import ports
+from exaserve_ops.dashboard import ports, urls
+from exaserve_ops.health.services.incidents import open_incident
+from exaserve_ops.inventory.models import SshHostKey
+from exaserve_ops.inventory.services.installations import InstallationWish, create_installation
+from exaserve_ops.serving.services.replicas import create_replicas
+from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry
-from tests.fakes.world import make_user
+from tests.fakes.world import NOW, make_deployment, make_node, make_user
+
+OPEN_TO_ALL = {"login", "logout"}
+World = dict[str, Any]
+"""Ids of the objects that the addresses of pages name."""
 
 
 @dataclass
@@ -73,3 +84,39 @@ def viewer(db: None, reader: MemoryReader) -> Client:  # noqa: ARG001 - pages re
     client = Client()
     client.force_login(make_user("vera", "viewer"))
     return client
+
+
+@pytest.fixture
+def world(operator: Client) -> World:  # noqa: ARG001 - opens the database
+    """One of everything."""
+    deployment = make_deployment("chat", replicas=2)
+    replica = create_replicas(deployment.pk, 1, why="1 of 2", actor="test", now=NOW)[0]
+    session = InferenceSession.objects.create(
+        session_id="s-1", model_name="tiny", replica=replica, first_turn_at=NOW, last_turn_at=NOW
+    )
+    return {
+        "node_id": make_node("gpu-1").pk,
+        "incident_id": open_incident(
+            "mass_silence", scope="fleet", node_ids=[], evidence="all at once", actor="test", now=NOW
+        ).pk,
+        "installation_id": create_installation(
+            InstallationWish("gpu-2.example", "ops", "agent"), actor="test", now=NOW
+        ).pk,
+        "pin_id": SshHostKey.objects.create(host="gpu-2.example", key_type="ssh-ed25519", blob="AAAA").pk,
+        "deployment_id": deployment.pk,
+        "replica_id": replica.pk,
+        "model_id": deployment.model_id,
+        "pk": session.pk,
+        "key_id": ApiKey.objects.create(
+            name="k", user=make_user("kim"), prefix="xo-abc", sha256="0" * 64, scopes=["api"]
+        ).pk,
+    }
+
+
+def addresses(world: World) -> dict[str, str]:
+    """Every page's name and an address of it."""
+    found = {}
+    for pattern in urls.urlpatterns:
+        wanted = pattern.pattern.converters
+        found[str(pattern.name)] = reverse(str(pattern.name), kwargs={key: world[key] for key in wanted})
+    return found

@@ -1,0 +1,113 @@
+"""Pages of deployments: create, scale and delete, each with its plan first."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from django.test import Client
+from django.urls import reverse
+
+from exaserve_ops.audit.models import Event
+from exaserve_ops.serving.models import Deployment
+from tests.dashboard.conftest import World, addresses
+from tests.fakes.world import make_model, make_node
+
+
+def test_scaling_shows_its_plan_and_changes_nothing_until_confirmed(operator: Client, world: World) -> None:
+    address = addresses(world)["deployment_scale"]
+    page = operator.get(address, {"replicas": 5}).content.decode()
+    assert "new replica 1" in page
+    assert "on gpu-1" in page
+    assert Deployment.objects.get().replicas == 2
+    generation = re.search(r'name="generation" value="(\d+)"', page)
+    assert generation is not None
+    answer = operator.post(address, {"replicas": 5, "generation": generation[1], "reason": "evening peak"})
+    assert answer.status_code == 302
+    assert Deployment.objects.get().replicas == 5
+    event = Event.objects.get(event="scaled")
+    assert event.actor == "user:olga"
+    assert "evening peak" in event.reason
+
+
+def test_a_plan_that_somebody_overtook_is_refused_with_a_fresh_one(operator: Client, world: World) -> None:
+    Deployment.objects.update(generation=9, replicas=3)
+    address = addresses(world)["deployment_scale"]
+    answer = operator.post(address, {"replicas": 5, "generation": 1, "reason": ""})
+    assert answer.status_code == 409
+    assert "at generation 9, not 1" in answer.content.decode()
+    assert 'name="generation" value="9"' in answer.content.decode()
+    assert Deployment.objects.get().replicas == 3
+
+
+def test_deleting_needs_a_reason_and_keeps_the_history(operator: Client, world: World) -> None:
+    address = addresses(world)["deployment_delete"]
+    operator.post(address, {"generation": 1, "reason": ""})
+    assert Deployment.objects.get().status == "active"
+    operator.post(address, {"generation": 1, "reason": "replaced by v2"})
+    assert Deployment.objects.get().status == "deleting"
+    assert operator.get(addresses(world)["deployment"]).status_code == 200
+
+
+def test_creating_a_deployment_reads_options_and_names_what_is_wrong(operator: Client) -> None:
+    model = make_model()
+    make_node("gpu-1")
+    form = {
+        "name": "chat",
+        "model": str(model.pk),
+        "replicas": 2,
+        "engine": "torch",
+        "engine_options": "kv_blocks = 512\nflag=true\nname = x",
+        "accelerators_per_replica": 1,
+        "drain_seconds": 60,
+        "start_seconds": 300,
+        "nodes": ["gpu-1"],
+    }
+    wrong = operator.post(reverse("deployment_new"), form | {"engine_options": "kv_blocks 512"})
+    assert wrong.status_code == 422
+    assert "is not “name = value”" in wrong.content.decode()
+    create_as_planned(operator, form)
+    made = Deployment.objects.get()
+    assert made.engine_options == {"kv_blocks": 512, "flag": True, "name": "x"}
+    assert made.placement == {"nodes": ["gpu-1"]}
+    assert operator.post(reverse("deployment_new"), form).status_code == 422
+
+
+def create_as_planned(operator: Client, form: dict[str, Any]) -> None:
+    """Ask for the plan, and confirm it."""
+    page = operator.post(reverse("deployment_new"), form | {"step": "plan"})
+    assert page.status_code == 200, page.content.decode()
+    planned = re.search(r'name="planned" value="(\w+)"', page.content.decode())
+    assert planned is not None
+    confirmed = operator.post(reverse("deployment_new"), form | {"step": "create", "planned": planned[1]})
+    assert confirmed.status_code == 302
+
+
+def test_a_new_deployment_shows_where_its_replicas_go_before_it_exists(operator: Client) -> None:
+    model = make_model()
+    make_node("gpu-1", accelerators=1)
+    form = {
+        "name": "chat",
+        "model": str(model.pk),
+        "replicas": 2,
+        "engine": "torch",
+        "memory_mib": 5000,
+        "accelerators_per_replica": 1,
+        "drain_seconds": 60,
+        "start_seconds": 300,
+    }
+    page = operator.post(reverse("deployment_new"), form | {"step": "plan"}).content.decode()
+    assert "on gpu-1" in page
+    assert "fits nowhere" in page
+    assert not Deployment.objects.exists()
+    assert not Event.objects.filter(subject_kind="deployment").exists()
+    # What is confirmed is what was read: another form gets its own plan first.
+    planned = re.search(r'name="planned" value="(\w+)"', page)
+    assert planned is not None
+    changed = form | {"replicas": 3, "step": "create", "planned": planned[1]}
+    page = operator.post(reverse("deployment_new"), changed).content.decode()
+    assert "new replica 3" in page
+    assert "what you confirm must be what you read" in page
+    assert not Deployment.objects.exists()
+    create_as_planned(operator, form)
+    assert Deployment.objects.get().replicas == 2
