@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit
 
@@ -53,7 +55,7 @@ def _verify_file(folder: Path, file: ModelFile, journal: Journal) -> None:
             raise ModelMismatchError(
                 f"model file {file.path} has {stat.st_size} bytes, not {file.size_bytes}"
             )
-        fingerprint = f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}"
+        fingerprint = _fingerprint(stat)
         digest = journal.find_digest(str(path), fingerprint)
         if digest is None:
             digest = _sha256(path)
@@ -64,6 +66,22 @@ def _verify_file(folder: Path, file: ModelFile, journal: Journal) -> None:
         raise ModelMismatchError(
             f"model file {file.path} has SHA-256 {digest[:12]}…, not {file.sha256[:12]}…"
         )
+
+
+def _fingerprint(stat: os.stat_result) -> str:
+    return f"{stat.st_size}:{stat.st_mtime_ns}:{stat.st_ino}"
+
+
+def describe_files(model: ModelRef) -> tuple[str, ...]:
+    """Return what the model's files look like from outside: another answer, perhaps other content."""
+    return tuple(_describe(model.source, file) for file in model.files)
+
+
+def _describe(source: str, file: ModelFile) -> str:
+    try:
+        return _fingerprint((model_folder(source) / file.path).stat())
+    except (OSError, ModelMismatchError) as error:
+        return str(error)
 
 
 def _sha256(path: Path) -> str:
@@ -82,12 +100,24 @@ class ModelVerifier:
         self._on_verdict = on_verdict
         self._lock = threading.Lock()
         self._reading = threading.Lock()
-        self._verdicts: dict[tuple[str, str, int], tuple[ModelCheck, str]] = {}
+        self._verdicts: dict[tuple[str, str, int], _Verdict] = {}
 
     def verdict(self, model: ModelRef, generation: int) -> tuple[ModelCheck, str]:
-        """Return the state of the check, and the reason where it went wrong."""
+        """Return the state of the check, and the reason where it went wrong.
+
+        A verdict holds for the files that were read: once one of them looks different, whether it was
+        mended or damaged, there is none.
+        """
+        key = _key(model, generation)
         with self._lock:
-            return self._verdicts.get(_key(model, generation), (ModelCheck.UNKNOWN, ""))
+            known = self._verdicts.get(key)
+        if known is None:
+            return (ModelCheck.UNKNOWN, "")
+        if known.check is not ModelCheck.RUNNING and known.files != describe_files(model):
+            with self._lock:
+                self._verdicts.pop(key, None)
+            return (ModelCheck.UNKNOWN, "")
+        return (known.check, known.reason)
 
     def start(self, model: ModelRef, generation: int) -> None:
         """Begin the check unless it has begun; a new generation of the wish checks again."""
@@ -95,23 +125,35 @@ class ModelVerifier:
         with self._lock:
             if key in self._verdicts:
                 return
-            self._verdicts[key] = (ModelCheck.RUNNING, f"verifying {len(model.files)} model files")
+            self._verdicts[key] = _Verdict(
+                ModelCheck.RUNNING, f"verifying {len(model.files)} model files", ()
+            )
         threading.Thread(target=self._check, args=(model, key), name="verify-model", daemon=True).start()
 
     def _check(self, model: ModelRef, key: tuple[str, str, int]) -> None:
-        verdict: tuple[ModelCheck, str]
+        # Described before they are read: a change from then on makes the verdict void.
+        files = describe_files(model)
         try:
             with self._reading:
                 verify_model(model, self._journal)
-            verdict = (ModelCheck.GOOD, "")
+            verdict = _Verdict(ModelCheck.GOOD, "", files)
         except ModelMismatchError as error:
-            verdict = (ModelCheck.BAD, str(error))
+            verdict = _Verdict(ModelCheck.BAD, str(error), files)
         except Exception as error:  # top of a thread: the verdict must not stay open
             logger.exception("verifying model %s failed", model.name)
-            verdict = (ModelCheck.BAD, f"could not verify the model: {type(error).__name__}")
+            reason = f"could not verify the model: {type(error).__name__}"
+            verdict = _Verdict(ModelCheck.BAD, reason, files)
         with self._lock:
             self._verdicts[key] = verdict
         self._on_verdict()
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    check: ModelCheck
+    reason: str
+    files: tuple[str, ...]
+    """What the files looked like when they were read."""
 
 
 def _key(model: ModelRef, generation: int) -> tuple[str, str, int]:

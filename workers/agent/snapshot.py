@@ -102,7 +102,7 @@ class Observer:
         stray_pids: tuple[int, ...],
     ) -> ReplicaFacts:
         check, reason = ModelCheck.UNKNOWN, ""
-        if spec is not None:
+        if spec is not None and attempt is None:
             check, reason = self._verifier.verdict(spec.model, spec.generation)
         return ReplicaFacts(
             replica_id=row.replica_id,
