@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import redis
 
-from exaserve_ops.inventory.domain.facts import AcceleratorFacts, NodeFacts
+from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link, NodeFacts, Topology
 from exaserve_ops.serving.domain import reports
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica, ReplicaLoad
 from workers.protocol import names, v1
@@ -139,9 +139,41 @@ def _node_facts(hello: v1.Hello) -> NodeFacts:
         engines=hello.engines,
         labels=hello.labels,
         simulated=hello.simulated,
-        accelerators=tuple(
-            AcceleratorFacts(a.uuid, a.kind, a.name, a.memory_bytes, a.ordinal) for a in hello.accelerators
+        accelerators=(
+            *(_accelerator(card, split=True) for card in hello.split_cards),
+            *(_accelerator(found, split=False) for found in hello.accelerators),
         ),
+        topology=_topology(hello.topology),
+        probe_notes=hello.probe_notes,
+    )
+
+
+def _accelerator(found: v1.AcceleratorInfo, *, split: bool) -> AcceleratorFacts:
+    return AcceleratorFacts(
+        uuid=found.uuid,
+        kind=found.kind,
+        name=found.name,
+        memory_bytes=found.memory_bytes,
+        ordinal=found.ordinal,
+        split=split,
+        parent_uuid=found.parent_uuid,
+        profile=found.profile,
+        pci_bus_id=found.pci_bus_id,
+        numa_node=found.numa_node,
+        pcie_generation_max=found.pcie_generation,
+        pcie_width_max=found.pcie_width,
+        pcie_generation_now=found.pcie_generation_now,
+        pcie_width_now=found.pcie_width_now,
+        unreadable=found.unreadable,
+    )
+
+
+def _topology(told: v1.Topology | None) -> Topology | None:
+    if told is None:
+        return None
+    return Topology(
+        tuple(Endpoint(end.name, end.accelerator, end.numa_node, end.cpus) for end in told.endpoints),
+        tuple(Link(link.a, link.b, link.kind, link.rank) for link in told.links),
     )
 
 

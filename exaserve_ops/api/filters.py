@@ -45,13 +45,13 @@ class NodeFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is 
 
 
 class AcceleratorFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
-    """`?node=<id>&kind=cuda`."""
+    """`?node=<id>&kind=cuda&parent_uuid=GPU-…`."""
 
     node = filters.UUIDFilter(field_name="node_id")
 
     class Meta:
         model = Accelerator
-        fields: ClassVar[list[str]] = ["node", "kind"]
+        fields: ClassVar[list[str]] = ["node", "kind", "split", "parent_uuid", "profile"]
 
 
 class JoinTokenFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

@@ -33,7 +33,7 @@ def nodes_with_counts() -> QuerySet[Node]:
     return Node.objects.select_related("failure_domain__parent__parent").annotate(
         replica_count=Count("replicas", live, distinct=True),
         ready_count=Count("replicas", Q(replicas__status=states.READY), distinct=True),
-        accelerator_count=Count("accelerators", distinct=True),
+        accelerator_count=Count("accelerators", Q(accelerators__split=False), distinct=True),
     )
 
 

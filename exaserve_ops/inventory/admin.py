@@ -16,6 +16,7 @@ from exaserve_ops.inventory.models import (
     InstallationStep,
     JoinToken,
     Node,
+    NodeHardware,
     NodeInstallation,
     SshHostKey,
 )
@@ -51,6 +52,15 @@ class AcceleratorInline(admin.TabularInline[Accelerator, Node]):
     def has_add_permission(self, request: HttpRequest, obj: Node | None = None) -> bool:  # noqa: ARG002 - Django's signature
         """Nobody adds."""
         return False
+
+
+@admin.register(NodeHardware)
+class NodeHardwareAdmin(ReadOnlyAdmin[NodeHardware]):
+    """Links and probe notes, as agents found them."""
+
+    list_display = ("node", "recorded_at")
+    list_select_related = ("node",)
+    search_fields = ("node__name",)
 
 
 @admin.register(Node)

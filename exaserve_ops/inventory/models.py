@@ -117,6 +117,25 @@ class Accelerator(models.Model):
     name = models.CharField(max_length=120, blank=True)
     memory_bytes = models.BigIntegerField()
     ordinal = models.PositiveSmallIntegerField(default=0)
+    split = models.BooleanField(
+        default=False, help_text="In MIG mode: used by its slices only; nothing is placed on the card."
+    )
+    parent_uuid = models.CharField(
+        max_length=80, blank=True, db_index=True, help_text="The card that this slice was cut from."
+    )
+    profile = models.CharField(max_length=40, blank=True, help_text="What the slice was cut as.")
+    pci_bus_id = models.CharField(max_length=20, blank=True)
+    numa_node = models.PositiveSmallIntegerField(null=True, blank=True)
+    pcie_generation_max = models.PositiveSmallIntegerField(null=True, blank=True)
+    pcie_width_max = models.PositiveSmallIntegerField(null=True, blank=True)
+    pcie_generation_now = models.PositiveSmallIntegerField(null=True, blank=True)
+    pcie_width_now = models.PositiveSmallIntegerField(null=True, blank=True)
+    unreadable = ArrayField(
+        models.CharField(max_length=40),
+        default=list,
+        blank=True,
+        help_text="Of these facts, what the vendor's tool could not tell; a 0 there is no 0.",
+    )
     quarantined_at = models.DateTimeField(
         null=True, blank=True, help_text="Nothing is placed on it since then; a person lifts this."
     )
@@ -128,6 +147,29 @@ class Accelerator(models.Model):
     def __str__(self) -> str:
         """Return kind, index and UUID."""
         return f"{self.kind} {self.ordinal} ({self.uuid})"
+
+
+class NodeHardware(models.Model):
+    """How a node's parts are linked, and what its probes could not find out.
+
+    Apart from the node, since every plan and table reads all nodes, and this is large.
+    """
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="hardware")
+    topology = models.JSONField(
+        null=True,
+        blank=True,
+        help_text="Endpoints, and the links between them by place; null where no tool told.",
+    )
+    probe_notes = models.JSONField(default=list, blank=True)
+    recorded_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        verbose_name_plural = "node hardware"
+
+    def __str__(self) -> str:
+        """Return the node's id."""
+        return f"hardware of {self.node_id}"
 
 
 class JoinToken(models.Model):

@@ -232,7 +232,7 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             engines=frozenset(node.engines),
             rack=rack_of(node),
             accelerators=tuple(
-                AcceleratorRoom(a.uuid, a.kind, a.memory_bytes, held[a.uuid], _quarantine_of(a))
+                AcceleratorRoom(a.uuid, a.kind, a.memory_bytes, held[a.uuid], _quarantine_of(a), a.split)
                 for a in node.accelerators.all()
             ),
             same_deployment=here[Replica.Role.SERVING][node.pk],

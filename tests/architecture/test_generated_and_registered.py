@@ -16,7 +16,7 @@ from exaserve_ops.access.models import IdempotencyRecord
 from exaserve_ops.api.urls import urlpatterns
 from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import LeaderLease, NodeLease
-from exaserve_ops.inventory.models import FailureDomain, InstallationStep
+from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
 from exaserve_ops.serving.models import ModelFile, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
 from tests.fakes.routes import all_routes
@@ -28,6 +28,7 @@ NOT_OVER_REST = {
     IdempotencyRecord: "what others were answered is not for reading",
     ModelFile: "shown with its model",
     LeaderLease: "between controllers",
+    NodeHardware: "shown with its node",
     NodeLease: "between controllers and agents",
     NodeWish: "between controllers and agents",
     ReplicaMinute: "drawn on pages",

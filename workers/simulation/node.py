@@ -11,6 +11,7 @@ import msgspec
 
 from workers.protocol import digests, pulse, v1
 from workers.simulation.engine import EngineShape, Traffic
+from workers.simulation.hardware import make_accelerators, make_topology
 from workers.simulation.replica import Durations, SimulatedReplica
 
 AGENT_VERSION = "simulated"
@@ -145,16 +146,7 @@ class SimulatedNode:
 
     def _hello(self) -> v1.Hello:
         identity, shape = self.identity, self._shape
-        accelerators = tuple(
-            v1.AcceleratorInfo(
-                uuid=f"SIM-{identity.node_id}-{ordinal}",
-                kind="xpu",
-                name="simulated tile",
-                memory_bytes=shape.accelerator_bytes,
-                ordinal=ordinal,
-            )
-            for ordinal in range(shape.slots)
-        )
+        accelerators = make_accelerators(identity.node_id, shape.slots, shape.accelerator_bytes)
         return v1.Hello(
             node_id=identity.node_id,
             boot_id=self._boot_id,
@@ -170,6 +162,7 @@ class SimulatedNode:
             labels={"rack": identity.rack, "supernode": identity.supernode, "simulated": "true"},
             simulated=True,
             reconnect=not self._first_hello,
+            topology=make_topology([tile.uuid for tile in accelerators]),
         )
 
     def _heartbeat(self, now: float, wall: float) -> v1.Heartbeat:

@@ -7,7 +7,7 @@ from typing import ClassVar
 from rest_framework import serializers
 
 from exaserve_ops.api.serializers.strict import StrictSerializer
-from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
+from exaserve_ops.inventory.models import Accelerator, JoinToken, Node, NodeHardware
 from exaserve_ops.inventory.selectors import rack_of
 from exaserve_ops.inventory.services.joining import MAX_TOKEN_USES
 
@@ -28,6 +28,16 @@ class AcceleratorSerializer(serializers.ModelSerializer[Accelerator]):
             "name",
             "memory_bytes",
             "ordinal",
+            "split",
+            "parent_uuid",
+            "profile",
+            "pci_bus_id",
+            "numa_node",
+            "pcie_generation_max",
+            "pcie_width_max",
+            "pcie_generation_now",
+            "pcie_width_now",
+            "unreadable",
             "quarantined_at",
             "quarantine_reason",
         ]
@@ -78,6 +88,51 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     def get_rack(self, node: Node) -> str:
         """Name of the rack; empty where none is known."""
         return rack_of(node)
+
+
+class EndpointSerializer(serializers.Serializer[dict[str, object]]):
+    """One end of links."""
+
+    name = serializers.CharField(help_text="UUID of an accelerator, or device name of a network adapter.")
+    accelerator = serializers.BooleanField()
+    numa_node = serializers.IntegerField(allow_null=True)
+    cpus = serializers.CharField(allow_blank=True, help_text="Cores next to it, such as 0-31,64-95.")
+
+
+class LinkSerializer(serializers.Serializer[dict[str, object]]):
+    """The way between two endpoints, by their places in the list."""
+
+    a = serializers.IntegerField()
+    b = serializers.IntegerField()
+    kind = serializers.CharField(help_text="NV# (# bonded NVLinks), PIX, PXB, PHB, NODE or SYS.")
+    rank = serializers.IntegerField(help_text="For comparing: a smaller rank is a shorter way.")
+
+
+class TopologySerializer(serializers.Serializer[dict[str, object]]):
+    """How near accelerators and network adapters of one node are to one another."""
+
+    endpoints = EndpointSerializer(many=True)
+    links = LinkSerializer(many=True)
+
+
+class NodeDetailSerializer(NodeSerializer):
+    """One node, with how its parts are linked and what its probes could not find out."""
+
+    topology = TopologySerializer(
+        source="hardware.topology",
+        allow_null=True,
+        default=None,
+        help_text="Null where no vendor's tool told.",
+    )
+    probe_notes = serializers.SerializerMethodField()
+
+    class Meta(NodeSerializer.Meta):
+        fields: ClassVar[list[str]] = [*NodeSerializer.Meta.fields, "topology", "probe_notes"]
+
+    def get_probe_notes(self, node: Node) -> list[str]:
+        """What the probes could not find out, for people."""
+        hardware = NodeHardware.objects.filter(pk=node.pk).first()
+        return list(hardware.probe_notes) if hardware is not None else []
 
 
 class DrainRequestSerializer(StrictSerializer):

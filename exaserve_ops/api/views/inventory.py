@@ -21,6 +21,7 @@ from exaserve_ops.api.serializers.inventory import (
     JoinTokenRequestSerializer,
     JoinTokenSerializer,
     NewJoinTokenSerializer,
+    NodeDetailSerializer,
     NodeSerializer,
 )
 from exaserve_ops.api.serializers.strict import NoBodySerializer, ReasonSerializer
@@ -54,6 +55,11 @@ class NodeViewSet(ReadableViewSet[Node]):
     def get_queryset(self) -> QuerySet[Node]:
         """Nodes with accelerators and failure domains, in two queries."""
         return nodes_with_hardware()
+
+    @extend_schema(responses=NodeDetailSerializer)
+    def retrieve(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """One node, with its links and with what its probes could not find out."""
+        return Response(NodeDetailSerializer(self.get_object()).data)
 
     @extend_schema(request=ReasonSerializer, responses=NodeSerializer)
     @action(detail=True, methods=["post"])

@@ -15,6 +15,7 @@ from django.views.decorators.http import require_http_methods, require_POST, req
 
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples
+from exaserve_ops.dashboard.hardware import hardware_of
 from exaserve_ops.dashboard.installation_forms import JoinTokenForm
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.ports import live_reader
@@ -100,7 +101,7 @@ def node(request: HttpRequest, node_id: UUID) -> HttpResponse:
         "rack": rack_of(found),
         "telemetry": telemetry,
         "host": (telemetry or {}).get("host") or {},
-        "accelerators": found.accelerators.all(),
+        **hardware_of(found),
         "rows": [(replica, load_of(telemetry, replica.pk)) for replica in replicas],
         "events": history_of("node", node_id),
         "installation": installation_of_node(node_id),

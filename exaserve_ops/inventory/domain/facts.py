@@ -15,6 +15,49 @@ class AcceleratorFacts:
     name: str
     memory_bytes: int
     ordinal: int = 0
+    split: bool = False
+    """In MIG mode: used by its slices only, so nothing is placed on the card itself."""
+    parent_uuid: str = ""
+    """The card that this slice was cut from."""
+    profile: str = ""
+    pci_bus_id: str = ""
+    numa_node: int | None = None
+    pcie_generation_max: int | None = None
+    pcie_width_max: int | None = None
+    pcie_generation_now: int | None = None
+    pcie_width_now: int | None = None
+    unreadable: tuple[str, ...] = ()
+    """Of these, what the vendor's tool could not tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One end of links: an accelerator, by its UUID, or a network adapter, by its device name."""
+
+    name: str
+    accelerator: bool
+    numa_node: int | None = None
+    cpus: str = ""
+    """Cores next to it, such as `0-31,64-95`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The way between two endpoints, by their places in the list; a smaller rank is a shorter way."""
+
+    a: int
+    b: int
+    kind: str
+    """`NV#` (# bonded NVLinks), `PIX`, `PXB`, `PHB`, `NODE` or `SYS`."""
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """How near accelerators and network adapters of one node are to one another."""
+
+    endpoints: tuple[Endpoint, ...] = ()
+    links: tuple[Link, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,3 +74,7 @@ class NodeFacts:
     labels: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     accelerators: tuple[AcceleratorFacts, ...] = ()
+    topology: Topology | None = None
+    """`None` where no tool tells."""
+    probe_notes: tuple[str, ...] = ()
+    """What the probes could not find out, for people."""

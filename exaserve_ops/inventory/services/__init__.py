@@ -11,14 +11,20 @@ from django.db.models import ProtectedError
 
 from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.inventory.domain.drain import NOT_DRAINED
-from exaserve_ops.inventory.domain.facts import AcceleratorFacts, NodeFacts
+from exaserve_ops.inventory.domain.facts import NodeFacts
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
-from exaserve_ops.inventory.models import Accelerator, FailureDomain, Node
+from exaserve_ops.inventory.models import FailureDomain, Node
+from exaserve_ops.inventory.services.hardware import record_hardware
 from exaserve_ops.inventory.services.joining import create_join_token as create_join_token
 from exaserve_ops.inventory.services.joining import enrol_node as enrol_node
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring
 
+_TOLD = (
+    *("hostname", "address", "agent_version", "boot_id", "cpu_count", "memory_bytes"),
+    *("engines", "labels", "simulated"),
+)
+"""What a Hello says of the node itself, under the same names as in the record."""
 _RECORD_SIGHTINGS = """
 UPDATE inventory_node AS node SET last_report_at = seen.at, clock_skew_seconds = seen.skew
 FROM unnest(%s::uuid[], %s::timestamptz[], %s::float8[]) AS seen (id, at, skew) WHERE node.id = seen.id
@@ -28,27 +34,24 @@ FROM unnest(%s::uuid[], %s::timestamptz[], %s::float8[]) AS seen (id, at, skew) 
 
 @transaction.atomic
 def record_hello(node_id: UUID, facts: NodeFacts, *, now: datetime) -> Node:
-    """Take over what an agent says about its node. History stays; accelerators are replaced whole."""
+    """Take over what an agent says about its node. History stays; what is known already is not written."""
     node = Node.objects.select_for_update().get(pk=node_id)
-    restarted = node.boot_id != facts.boot_id
-    moved = node.address != facts.address and bool(node.address)
-    previous = node.address
-    for name in ("hostname", "address", "agent_version", "boot_id", "cpu_count", "memory_bytes"):
-        setattr(node, name, getattr(facts, name))
-    node.engines = list(facts.engines)
-    node.labels = dict(facts.labels)
-    node.simulated = facts.simulated
-    node.last_report_at = now
-    node.save()
-    _place_in_domains(node)
-    _replace_accelerators(node, facts.accelerators)
-    if moved:
+    previous, restarted = node.address, node.boot_id != facts.boot_id
+    changed = _take_over(node, facts)
+    if changed or node.last_report_at is None:
+        node.last_report_at = now
+        node.save(update_fields=[*changed, "last_report_at"])
+    if "labels" in changed or node.failure_domain.parent_id is None:
+        _place_in_domains(node)
+    changed |= record_hardware(node, facts, now=now)
+    if "address" in changed and previous:
         reason = f"address changed from {previous} to {facts.address}"
         record_event(subject_of(node), "moved", actor=f"agent:{node}", now=now, reason=reason)
     if restarted:
         reason = f"agent {facts.agent_version} started"
         record_event(subject_of(node), "said_hello", actor=f"agent:{node}", now=now, reason=reason)
-    ring("node", node.pk)
+    if changed:
+        ring("node", node.pk)
     return node
 
 
@@ -173,6 +176,18 @@ def _set_cordon(node_id: UUID, *, cordoned: bool, reason: str, actor: str, now: 
     return node
 
 
+def _take_over(node: Node, facts: NodeFacts) -> set[str]:
+    """Set what differs; returns the names of the fields."""
+    changed = set()
+    for name in _TOLD:
+        value = getattr(facts, name)
+        value = list(value) if isinstance(value, tuple) else dict(value) if name == "labels" else value
+        if getattr(node, name) != value:
+            setattr(node, name, value)
+            changed.add(name)
+    return changed
+
+
 def _place_in_domains(node: Node) -> None:
     """Hang the node's host under the rack and supernode that its labels name."""
     parent: FailureDomain | None = None
@@ -185,25 +200,3 @@ def _place_in_domains(node: Node) -> None:
     if host.parent != parent:
         host.parent = parent
         host.save(update_fields=["parent"])
-
-
-def _replace_accelerators(node: Node, facts: Sequence[AcceleratorFacts]) -> None:
-    known = [accelerator.uuid for accelerator in facts]
-    # One that replicas still point to is history of theirs: it stays until they are gone.
-    node.accelerators.exclude(pk__in=known).filter(replicas__isnull=True).delete()
-    Accelerator.objects.bulk_create(
-        [
-            Accelerator(
-                uuid=fact.uuid,
-                node=node,
-                kind=fact.kind,
-                name=fact.name,
-                memory_bytes=fact.memory_bytes,
-                ordinal=fact.ordinal,
-            )
-            for fact in facts
-        ],
-        update_conflicts=True,
-        unique_fields=["uuid"],
-        update_fields=["node", "kind", "name", "memory_bytes", "ordinal"],
-    )

@@ -17,6 +17,13 @@ class AcceleratorRoom:
     reserved_bytes: int
     quarantine: str = ""
     """Why nothing may be placed on it; empty where something may."""
+    split: bool = False
+    """Cut into slices: these are used, never the card that they were cut from."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether anything may be placed on it."""
+        return not (self.quarantine or self.split)
 
     @property
     def free_bytes(self) -> int:
@@ -168,7 +175,7 @@ class _Spread:
 
     def rank(self, node: NodeRoom) -> tuple[int | str, ...]:
         """Lower is better."""
-        free = sum(a.free_bytes for a in node.accelerators if not a.quarantine)
+        free = sum(a.free_bytes for a in node.accelerators if a.is_usable)
         shunned = int(node.node_id in self._request.shun)
         domain = node.domain
         if self._request.standby:
@@ -204,9 +211,10 @@ def _refusal(request: PlacementRequest, node: NodeRoom) -> str:
 
 def _fit(request: PlacementRequest, node: NodeRoom) -> tuple[str, ...] | str:
     """Return the accelerators to use, or why those of the node will not do."""
-    usable = [a for a in node.accelerators if not a.quarantine]
+    usable = [a for a in node.accelerators if a.is_usable]
     if len(usable) < request.accelerators:
         barred = [f"; {a.uuid} is quarantined: {a.quarantine}" for a in node.accelerators if a.quarantine]
+        barred += [f"; {a.uuid} is in MIG mode: its slices count" for a in node.accelerators if a.split]
         return f"has {len(usable)} accelerators, needs {request.accelerators}{''.join(barred)}"
     free = sorted(usable, key=lambda a: (-a.free_bytes, a.uuid))
     chosen = [a for a in free if a.free_bytes >= request.bytes_each][: request.accelerators]
