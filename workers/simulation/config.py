@@ -31,6 +31,10 @@ class SimulationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     faults: tuple[Fault, ...] = ()
     serve: bool = False
     stamp_queue: bool = False
+    fault_journal: str = ""
+    """File to which every fault that takes effect is appended; none without a name."""
+    fault_inbox: str = ""
+    """File from which further faults are taken."""
 
     def __repr__(self) -> str:
         return f"SimulationConfig({len(self.nodes)} nodes)"

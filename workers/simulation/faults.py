@@ -10,7 +10,7 @@ import random
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -42,11 +42,16 @@ class _Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         _check_ratio("share", self.share)
 
 
-class NodeDeath(_Fault, frozen=True, kw_only=True, tag_field="kind", tag="node-death"):
+class _PowerLoss(_Fault, frozen=True, kw_only=True):
+    manner: Literal["refused", "mute"] = "refused"
+    """Whether connections to it break at once, or stay open and without an answer, new ones too."""
+
+
+class NodeDeath(_PowerLoss, frozen=True, kw_only=True, tag_field="kind", tag="node-death"):
     """The machine is off; where it comes back, it boots, and its replicas start anew."""
 
 
-class RackLoss(_Fault, frozen=True, kw_only=True, tag_field="kind", tag="rack-loss"):
+class RackLoss(_PowerLoss, frozen=True, kw_only=True, tag_field="kind", tag="rack-loss"):
     """Every machine of a rack is off at once; without `racks` the seed chooses one."""
 
 
@@ -176,6 +181,11 @@ def parse_fault(word: str) -> Fault:
     except msgspec.ValidationError as error:
         raise FaultScriptError(f"{word!r}: {error}") from error
     return fault
+
+
+def kind_of(fault: Fault) -> str:
+    """The word for it in scripts."""
+    return str(fault.__struct_config__.tag)
 
 
 def choose_targets(fault: Fault, places: Sequence[Place], rng: random.Random) -> tuple[str, ...]:

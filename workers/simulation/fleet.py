@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from workers.protocol import pulse
 from workers.simulation import faults as kinds
-from workers.simulation.faults import Fault, Place, choose_targets
+from workers.simulation.faults import Fault, Place, choose_targets, kind_of
+from workers.simulation.journal import BEGIN, END, FaultNote
 from workers.simulation.node import GAP_SECONDS, NodeIdentity, NodeShape, SimulatedNode
 from workers.simulation.replica import SimulatedReplica
 
@@ -25,6 +26,8 @@ class _Member:
     node: SimulatedNode
     active: list[Fault] = field(default_factory=list)
     off: int = 0
+    mute: int = 0
+    """Of the faults that have it off, those that leave its connections open."""
     cut: int = 0
     beats_at: float = 0.0
     pulses_at: float = 0.0
@@ -47,11 +50,15 @@ class SimulatedFleet:
         wall_offset_seconds: float,
     ) -> None:
         """`places`: the whole fleet where this is a part of it, so that all parts agree on targets."""
+        self._seed = seed
+        self._now = now
         self._rng = random.Random(f"{seed}:fleet")  # noqa: S311 - a model, not a secret
         self._wall_offset = wall_offset_seconds
         self._heap: list[tuple[float, int, Callable[[float], None]]] = []
         self._order = 0
         self._out: list[bytes] = []
+        self._notes: list[FaultNote] = []
+        self._faults = 0
         self._pulses: dict[str, bytes] = {}
         self._pulse_rng = random.Random(f"{seed}:pulses")  # noqa: S311 - a model, not a secret
         self._by_id: dict[str, _Member] = {}
@@ -65,10 +72,15 @@ class SimulatedFleet:
             self._at(member.beats_at, self._beat_of(member))
             member.pulses_at = now + self._pulse_rng.random() * pulse.INTERVAL_SECONDS
             self._at(member.pulses_at, self._pulse_of(member))
-        everywhere = places or [Place(i.name, i.rack) for i in identities]
-        for number, fault in enumerate(faults):
-            chooser = random.Random(f"{seed}:fault:{number}")  # noqa: S311 - as above
-            self._schedule(fault, choose_targets(fault, everywhere, chooser), now)
+        self._places = places or [Place(i.name, i.rack) for i in identities]
+        for fault in faults:
+            self.add_fault(fault, now)
+
+    def add_fault(self, fault: Fault, now: float) -> None:
+        """Have one more fault, its times counted from now. Raises `FaultScriptError`."""
+        chooser = random.Random(f"{self._seed}:fault:{self._faults}")  # noqa: S311 - as above
+        self._faults += 1
+        self._schedule(fault, choose_targets(fault, self._places, chooser), now)
 
     def node(self, name: str) -> SimulatedNode:
         """A node by its name."""
@@ -83,6 +95,11 @@ class SimulatedFleet:
         found = next((replica for replica in replicas if replica.port == port), None)
         return None if found is None else (member.node, found)
 
+    def is_mute(self, address: str) -> bool:
+        """Whether connections to this address stay open and nobody answers on them."""
+        member = self._by_address.get(address)
+        return member is not None and bool(member.off and member.mute)
+
     @property
     def nodes(self) -> list[SimulatedNode]:
         """All nodes."""
@@ -94,6 +111,7 @@ class SimulatedFleet:
 
     def step(self, now: float) -> list[bytes]:
         """Carry out what is due by now, and return the sealed reports that leave."""
+        self._now = now
         while self._heap and self._heap[0][0] <= now:
             at, _, action = heapq.heappop(self._heap)
             action(at)
@@ -103,6 +121,11 @@ class SimulatedFleet:
     def take_pulses(self) -> dict[str, bytes]:
         """The newest sealed pulse of each node that pulsed since the last call, by node id."""
         out, self._pulses = self._pulses, {}
+        return out
+
+    def take_notes(self) -> list[FaultNote]:
+        """What faults began and ended since the last call."""
+        out, self._notes = self._notes, []
         return out
 
     def is_reached(self, node_id: str) -> bool:
@@ -166,20 +189,42 @@ class SimulatedFleet:
                 self._at(end, self._end_of(member, fault))
 
     def _begin_of(self, member: _Member, fault: Fault) -> Callable[[float], None]:
-        return lambda at: _begin(member, fault, at)
+        def begin(at: float) -> None:
+            _begin(member, fault, at)
+            self._note(member, fault, BEGIN)
+
+        return begin
 
     def _end_of(self, member: _Member, fault: Fault) -> Callable[[float], None]:
-        return lambda at: _end(member, fault, at)
+        def end(at: float) -> None:
+            _end(member, fault, at)
+            self._note(member, fault, END)
+
+        return end
+
+    def _note(self, member: _Member, fault: Fault, phase: str) -> None:
+        """Write down when a fault took effect, which is a little after it was due."""
+        note = FaultNote(
+            kind=kind_of(fault),
+            phase=phase,
+            node=member.node.name,
+            node_id=member.node.identity.node_id,
+            monotonic_seconds=self._now,
+            unix_seconds=self._now + self._wall_offset,
+        )
+        self._notes.append(note)
 
     def _flap(self, member: _Member, fault: kinds.Flapping, begin: float, end: float | None) -> None:
         def go_down(at: float) -> None:
             if end is not None and at >= end:
                 return
             member.cut += 1
+            self._note(member, fault, BEGIN)
             self._at(at + fault.down_seconds, come_up)
 
         def come_up(at: float) -> None:
             member.cut -= 1
+            self._note(member, fault, END)
             self._at(at + fault.up_seconds, go_down)
 
         self._at(begin, go_down)
@@ -213,6 +258,7 @@ def _begin(member: _Member, fault: Fault, at: float) -> None:
     match fault:
         case kinds.NodeDeath() | kinds.RackLoss():
             member.off += 1
+            member.mute += fault.manner == "mute"
             node.power_off(at)
         case kinds.Partition() | kinds.MassSilence():
             member.cut += 1
@@ -232,6 +278,7 @@ def _end(member: _Member, fault: Fault, at: float) -> None:
     match fault:
         case kinds.NodeDeath() | kinds.RackLoss():
             member.off -= 1
+            member.mute -= fault.manner == "mute"
             if not member.off:
                 node.power_on(at)
         case kinds.Partition() | kinds.MassSilence():

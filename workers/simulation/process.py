@@ -8,10 +8,13 @@ import os
 import secrets
 import threading
 import time
+from pathlib import Path
 
 from workers.simulation.config import SimulationConfig
 from workers.simulation.engine import Traffic
+from workers.simulation.faults import FaultScriptError
 from workers.simulation.fleet import SimulatedFleet
+from workers.simulation.journal import FaultInbox, FaultJournal
 from workers.simulation.node import NodeShape
 from workers.simulation.serve import PORTS_PER_SLOT, EngineServer
 from workers.simulation.wire import CommandReader, ReportWriter
@@ -48,6 +51,8 @@ class Simulation:
         self._reader = CommandReader(config.redis_url, [n.node_id for n in config.nodes], self._take)
         ports = range(config.first_port, config.first_port + PORTS_PER_SLOT * config.slots)
         self._server = EngineServer(self.fleet, self.lock, ports) if config.serve else None
+        self._journal = FaultJournal(Path(config.fault_journal)) if config.fault_journal else None
+        self._inbox = FaultInbox(Path(config.fault_inbox)) if config.fault_inbox else None
         self._stopping = threading.Event()
 
     def stop(self) -> None:
@@ -71,14 +76,26 @@ class Simulation:
         self._writer.close()
 
     def _step(self) -> None:
+        self._add_faults()
         with self.lock:
             reports = self.fleet.step(time.monotonic())
             pulses = self.fleet.take_pulses()
+            notes = self.fleet.take_notes()
+        if self._journal is not None:
+            self._journal.write(notes)
         if not self._writer.send(reports, pulses):
             with self.lock:
                 self.fleet.lost_contact()
         pause = self.fleet.next_due_seconds() - time.monotonic()
         self._reader.drain(min(_LONGEST_PAUSE_SECONDS, max(_LEAST_PAUSE_SECONDS, pause)))
+
+    def _add_faults(self) -> None:
+        for fault in self._inbox.take() if self._inbox is not None else ():
+            try:
+                with self.lock:
+                    self.fleet.add_fault(fault, time.monotonic())
+            except FaultScriptError as error:
+                logger.warning("no fault: %s", error)
 
     def _take(self, node_id: str, data: bytes) -> None:
         with self.lock:

@@ -116,6 +116,8 @@ class _Connection(asyncio.Protocol):
         self._token = ""
         self._body = bytearray()
         self._task: asyncio.Task[None] | None = None
+        self._is_deaf = False
+        """The machine went without a word: what is sent here is heard by nobody, now and later."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -123,6 +125,8 @@ class _Connection(asyncio.Protocol):
         self._address = transport.get_extra_info("sockname")
         with self._server.lock:
             found = self._server.fleet.find_replica(*self._address[:2])
+        if self._turns_deaf():
+            return
         if found is None or not found[1].is_serving:
             self._transport.abort()  # as near to a refused connection as an open port can be
 
@@ -132,10 +136,17 @@ class _Connection(asyncio.Protocol):
             self._task.cancel()
 
     def data_received(self, data: bytes) -> None:
+        if self._turns_deaf():
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.abort()
+
+    def _turns_deaf(self) -> bool:
+        with self._server.lock:
+            self._is_deaf = self._is_deaf or self._server.fleet.is_mute(self._address[0])
+        return self._is_deaf
 
     # ------------------------------------------------------------------ what the parser calls
     def on_message_begin(self) -> None:
@@ -195,7 +206,8 @@ class _Connection(asyncio.Protocol):
             due = request.first_token_at + number * request.token_seconds
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             if replica.engine is not engine:
-                self._transport.abort()  # the engine died under the request
+                if not self._turns_deaf():
+                    self._transport.abort()  # the engine died under the request
                 return
             if chat.stream:
                 self._send_event(_chunk(chat.model, {"content": _word(number)}, None))

@@ -35,6 +35,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--replicas", type=_up_to(MOST_REPLICAS), default=12, help="on each node (default %(default)s)"
         )
+        parser.add_argument(
+            "--standbys", type=int, default=0, help="how many of all replicas only stand by (default 0)"
+        )
         parser.add_argument("--racks", type=_up_to(MOST_NODES), default=16, help="(default %(default)s)")
         parser.add_argument("--seed", type=int, default=1, help="decides figures and faults")
         parser.add_argument("--load", type=float, default=0.4, help="requests a second of one replica")
@@ -65,8 +68,12 @@ class Command(BaseCommand):
             wish = Wish(nodes=options["nodes"], racks=min(options["racks"], options["nodes"]))
             nodes = ensure_nodes(files, wish, settings.ENV.fleet_secret, say=self.stdout.write)
             if not options["no_deployment"]:
-                self.stdout.write(ensure_deployment(replicas=options["nodes"] * options["replicas"]))
+                places = options["nodes"] * options["replicas"]
+                standbys = min(max(0, options["standbys"]), places - 1)
+                self.stdout.write(ensure_deployment(replicas=places - standbys, standbys=standbys))
             shape = SimulationShape(
+                # The operator runs this next to the control plane, with its secrets, and a thousand nodes
+                # share a connection: users of their own would part nothing from anything.
                 redis_url=settings.ENV.agent_redis_url,
                 seed=options["seed"],
                 slots=options["replicas"],

@@ -6,7 +6,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.architecture import Architecture
 from exaserve_ops.serving.models import Deployment, Model
-from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, scale_deployment
+from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
 from exaserve_ops.serving.services.models import ModelFacts, register_model
 from workers.simulation.node import ENGINE
 
@@ -17,23 +17,24 @@ REPLICA_BYTES = 40 << 30
 """Over half of a simulated tile: one replica on each, as on the machines that are modelled."""
 
 
-def ensure_deployment(*, replicas: int) -> str:
-    """Have so many simulated replicas wanted; returns what was done, in words."""
+def ensure_deployment(*, replicas: int, standbys: int = 0) -> str:
+    """Have so many simulated replicas wanted, and standbys beside them; returns what was done, in words."""
     now = clock.now()
     known = Deployment.objects.filter(name=DEPLOYMENT).exclude(status=states.DELETED).first()
     if known is not None:
-        scale_deployment(known.pk, replicas=replicas, actor=ACTOR, now=now)
-        return f"deployment '{DEPLOYMENT}' wants {replicas} replicas"
+        update_deployment(known.pk, {"replicas": replicas, "standbys": standbys}, actor=ACTOR, now=now)
+        return f"deployment '{DEPLOYMENT}' wants {replicas} replicas and {standbys} standbys"
     wish = DeploymentWish(
         name=DEPLOYMENT,
         model_id=_ensure_model().pk,
         replicas=replicas,
+        standbys=standbys,
         engine=ENGINE,
         replica_memory_bytes=REPLICA_BYTES,
         drain_seconds=20,
     )
     create_deployment(wish, actor=ACTOR, now=now)
-    return f"deployment '{DEPLOYMENT}' made, wants {replicas} replicas"
+    return f"deployment '{DEPLOYMENT}' made, wants {replicas} replicas and {standbys} standbys"
 
 
 def _ensure_model() -> Model:

@@ -26,6 +26,10 @@ _PORTS = range(12_000, 20_000)
 _PORT_TRIES = 100
 _POLL_SECONDS = 0.2
 _STOP_SECONDS = 5.0
+JOURNAL = f"{FOLDER}/faults.jsonl"
+"""Faults that took effect, one a line."""
+INBOX = f"{FOLDER}/inbox"
+"""Faults to come, one word a line: whoever appends one sees it happen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,8 @@ def write_configs(
     width = PORTS_PER_SLOT * shape.slots
     first_port = choose_ports(count * width)
     places = tuple(Place(node.name, node.rack) for node in nodes)
+    for name in (JOURNAL, INBOX):
+        write_private(files.var / name, "")
     paths = []
     for number in range(count):
         config = SimulationConfig(
@@ -62,6 +68,8 @@ def write_configs(
             faults=shape.faults,
             serve=shape.serve,
             stamp_queue=shape.stamp_queue,
+            fault_journal=str(files.var / JOURNAL),
+            fault_inbox=str(files.var / INBOX),
         )
         path = files.var / FOLDER / f"process-{number + 1}.json"
         write_private(path, msgspec.json.encode(config).decode())
