@@ -6,13 +6,15 @@ import json
 from collections.abc import Collection
 from typing import Any, cast
 
+import msgspec
 import redis
 import redis.asyncio
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 
+from exaserve_ops.adapters.reports import describe_heartbeat
 from exaserve_ops.serving.domain.reports import LogLines
-from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry
+from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry, NodeReport
 
 LAYOUT_KEY = "exaops:live:layout"
 FRAME_KEY = "exaops:live:frame"
@@ -23,6 +25,9 @@ PICTURE_SECONDS = 3600
 """A picture that nobody replaced for an hour is of no use to anybody."""
 LOG_SECONDS = 300
 LOG_ENTRIES = 2_000
+
+_encoder = msgspec.msgpack.Encoder()
+_node_decoder = msgspec.msgpack.Decoder(tuple[float | None, int, bytes])
 
 
 def log_key(replica_id: str) -> str:
@@ -46,7 +51,8 @@ class RedisLivePublisher:
         if picture.gone_nodes:
             pipeline.hdel(NODES_KEY, *picture.gone_nodes)
         if picture.nodes:
-            pipeline.hset(NODES_KEY, mapping=cast("Any", picture.nodes))
+            reports = {node_id: _encode_node(report) for node_id, report in picture.nodes.items()}
+            pipeline.hset(NODES_KEY, mapping=cast("Any", reports))
         pipeline.execute()
         _hint("live", {"type": "live.frame", "sequence": picture.sequence})
 
@@ -101,7 +107,7 @@ class RedisLiveReader:
             raw = cast("bytes | None", self._sync.hget(NODES_KEY, node_id))
         except redis.RedisError:
             return None
-        return cast("dict[str, Any]", json.loads(raw)) if raw else None
+        return _describe_node(raw) if raw else None
 
     def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
         """Last telemetry of many nodes, in one round trip; without those that have none."""
@@ -110,7 +116,7 @@ class RedisLiveReader:
             raws = cast("list[bytes | None]", self._sync.hmget(NODES_KEY, ids)) if ids else []
         except redis.RedisError:
             return {}
-        return {node_id: json.loads(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
+        return {node_id: _describe_node(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
 
     def read_layout(self) -> bytes | None:
         """Newest heatmap layout; `None` where there is none, or Redis is away."""
@@ -126,6 +132,15 @@ class RedisLiveReader:
         except redis.RedisError:
             return None
         return cast("dict[str, Any]", json.loads(raw)) if raw else None
+
+
+def _encode_node(report: NodeReport) -> bytes:
+    return _encoder.encode((report.received_at_seconds, report.sequence, report.heartbeat))
+
+
+def _describe_node(raw: bytes) -> dict[str, Any]:
+    received_at, sequence, heartbeat = _node_decoder.decode(raw)
+    return {"received_at": received_at, "sequence": sequence, **describe_heartbeat(heartbeat)}
 
 
 def _hint(group: str, message: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 Whole records travel, so that a replica that kept its id but moved to another port is a changed
 record and not the same one. Each write that changes something raises `exaops:route:version` and is
-announced; gateways also poll, so a lost announcement is late by a poll at most.
+announced; gateways also poll, so a lost announcement is late by a poll at most. Load changes all the
+time: it has no version, and is read with every poll, alone where nothing else changed.
 
 Redis may lose everything. `exaops:route:parts` names the parts that were written since, so that a
 reader can tell "no replicas" from "nothing written yet" and goes on with what it knew.
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -51,7 +52,10 @@ _key_decoder = msgspec.msgpack.Decoder(KeyRecord)
 
 @dataclass(frozen=True, slots=True)
 class RouteTable:
-    """One consistent read of all that a gateway is told; `None` for a part never written."""
+    """One consistent read of all that a gateway is told; `None` for a part never written.
+
+    A part that is the same object as in the table before was not read again.
+    """
 
     version: int
     replicas: Mapping[str, RouteRecord] | None = None
@@ -108,21 +112,14 @@ class RouteTableWriter:
         return True
 
     def write_facts(self, facts: Sequence[NodeFacts]) -> None:
-        """Replace the load of these nodes. Not announced: readers see it at their next poll."""
-        if not facts:
-            return
-        pipeline = self._redis.pipeline(transaction=True)
-        loads = {one.node_id: _encoder.encode(one) for one in facts}
-        pipeline.hset(FACTS_KEY, mapping=cast("Any", loads))
-        self._raise_version(pipeline)
-        pipeline.execute()
+        """Replace the load of these nodes. Not announced, and no new version: it is read at every poll."""
+        if facts:
+            loads = {one.node_id: _encoder.encode(one) for one in facts}
+            self._redis.hset(FACTS_KEY, mapping=cast("Any", loads))
 
     def drop_facts(self, node_id: str) -> None:
         """Forget a node's load, so that it counts as unknown."""
-        pipeline = self._redis.pipeline(transaction=True)
-        pipeline.hdel(FACTS_KEY, node_id)
-        self._raise_version(pipeline)
-        pipeline.execute()
+        self._redis.hdel(FACTS_KEY, node_id)
 
     def _replace(
         self, key: str, part: str, records: Mapping[str, RouteRecord] | Mapping[str, KeyRecord]
@@ -203,6 +200,7 @@ class RouteTableReader:
         self._on_contact = on_contact
         self._poll_seconds = poll_seconds
         self._version: int | None = None
+        self._table = RouteTable(0)
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -224,14 +222,20 @@ class RouteTableReader:
                 continue
 
     async def _poll(self) -> bool:
-        """Read if the version changed. Returns whether Redis answered."""
+        """Read the load, and the rest if its version changed. Returns whether Redis answered."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                raw = await self._redis.get(VERSION_KEY)
+                pipeline: Any = self._redis.pipeline(transaction=True)
+                pipeline.get(VERSION_KEY)
+                pipeline.hgetall(FACTS_KEY)
+                raw, facts = await pipeline.execute()
                 if raw is None:
                     self._version = None
                     return True  # nothing written since a loss: what was known stays in force
-                if int(raw) != self._version:
+                if int(raw) == self._version:
+                    loads, dropped = _decode(_facts_decoder, facts)
+                    self._accept(replace(self._table, facts=loads, dropped=dropped))
+                else:
                     self._accept(await self._read())
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             _log.debug("event=route_table_unreadable error=%r", error)
@@ -249,7 +253,7 @@ class RouteTableReader:
         return decode_table(await pipeline.execute())
 
     def _accept(self, table: RouteTable) -> None:
-        self._version = table.version
+        self._version, self._table = table.version, table
         self._on_table(table)
 
     async def _listen_for_ever(self) -> None:

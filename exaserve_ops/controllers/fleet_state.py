@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from exaserve_ops.health.domain.detector import SeenPulse
 from exaserve_ops.health.domain.loss import LossCount
@@ -128,10 +127,3 @@ def fingerprint(replica: ObservedReplica) -> Fingerprint:
         replica.held_by_pids,
         replica.last_exit.attempt if replica.last_exit else 0,
     )
-
-
-def host_facts(view: NodeView) -> dict[str, Any]:
-    """What the node's own probe said last."""
-    if view.heartbeat is None or view.heartbeat.host is None:
-        return {}
-    return dict(view.heartbeat.host)

@@ -67,13 +67,14 @@ class Ingest:
         self._state = state
         self._queue = queue
         self._block_seconds = block_seconds
-        self.last_read_seconds = time.monotonic()
+        self.last_read_seconds = self._read_before_seconds = time.monotonic()
         self._unrecorded: dict[str, None] = {}
         """Nodes whose newest heartbeat was not compared with the record yet, in the order of their turn."""
 
     def step(self) -> None:
         """Read one batch and record it."""
         block_seconds = 0.001 if self._unrecorded else self._block_seconds
+        self._read_before_seconds = self.last_read_seconds
         batch = self._source.read(limit=BATCH_REPORTS, block_seconds=block_seconds)
         self.last_read_seconds = time.monotonic()
         # All of them count as signs of life before the first is recorded: a slow or absent Postgres
@@ -100,14 +101,20 @@ class Ingest:
             self._unrecorded.pop(node_id)
 
     def _hear(self, batch: Sequence[Received]) -> None:
-        at, unix_seconds = time.monotonic(), clock.unix_seconds()
+        """Take note of who said something, and when it arrived rather than when it was read.
+
+        What was not there at the read before came since: however odd the store's clock, the moment is
+        wrong by no more than lies between two reads.
+        """
+        read_at, unix_seconds = self.last_read_seconds, clock.unix_seconds()
+        longest = read_at - self._read_before_seconds
         with self._state.lock:
             for received in batch:
-                report = received.report
+                report, age = received.report, min(received.age_seconds, longest)
                 view = self._state.node(report.node_id)
                 if isinstance(report, HeartbeatReport):
-                    view.hear_heartbeat(report.boot_id, report.sequence, at)
-                view.hear(at, unix_seconds)
+                    view.hear_heartbeat(report.boot_id, report.sequence, read_at - age)
+                view.hear(read_at - age, unix_seconds - age)
 
     def _record(self, report: Report) -> None:
         with _left_out_if_bad(type(report).__name__):

@@ -6,23 +6,24 @@ import operator
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import msgspec
 
 from exaserve_ops.controllers.directory import Directory, DirectoryReader, Row
-from exaserve_ops.controllers.fleet_state import FleetState, NodeView, host_facts
+from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.controllers.ports import LivePublisher, RouteWriter
 from exaserve_ops.health.selectors import open_incidents
 from exaserve_ops.lib import clock
 from exaserve_ops.routing.domain.records import NodeFacts, ReplicaFacts
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import ObservedReplica, ReplicaLoad
+from exaserve_ops.serving.domain.reports import HeartbeatReport
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.selectors import broken_replicas
 from exaserve_ops.sessions.selectors import count_live_sessions
-from exaserve_ops.telemetry.domain.frames import METRICS, Cell, encode_frame
-from exaserve_ops.telemetry.domain.pictures import LivePicture
+from exaserve_ops.telemetry.domain.frame_encoding import NO_VALUES, Cell, encode_frame
+from exaserve_ops.telemetry.domain.frames import METRICS
+from exaserve_ops.telemetry.domain.pictures import LivePicture, NodeReport
 from exaserve_ops.telemetry.domain.windows import FinishedRequest, History, RequestWindow
 
 STALE_AFTER_SECONDS = 5.0
@@ -31,7 +32,6 @@ COUNTS_EVERY_SECONDS = 2.0
 LAYOUT_EVERY_SECONDS = 10.0
 """The layout goes out when it changed, and so often besides: a store that lost it gets it back."""
 
-_NO_VALUES = (None,) * len(METRICS)
 _values_of = operator.attrgetter(*(metric.key for metric in METRICS))
 
 
@@ -51,7 +51,8 @@ class LiveBuilder:
         self._layout_digest = ""
         self._layout_version = 0
         self._layout_at = -1e9
-        self._published_nodes: frozenset[str] = frozenset()
+        self._published: dict[str, HeartbeatReport] = {}
+        """The heartbeat of each node that was told last: the same one is not told again."""
         self._wanted_replicas = 0
         self._sessions = 0
         self._slow_problems = 0
@@ -70,6 +71,8 @@ class LiveBuilder:
         known = directory.node_ids
         fresh = _fresh_views(self._state, known)
         views = {view.node_id: view for view in self._state.nodes() if view.node_id in known}
+        heartbeats = {i: view.heartbeat for i, view in views.items() if view.heartbeat}
+        news = {i: beat for i, beat in heartbeats.items() if self._published.get(i) is not beat}
         layout = self._layout(directory)
         frame = encode_frame(
             _cells(directory, views, fresh),
@@ -83,12 +86,12 @@ class LiveBuilder:
                 layout=layout,
                 frame=frame,
                 summary=self._summary(directory, fresh, now_seconds),
-                nodes={i: _node_json(v) for i, v in views.items() if v.heartbeat},
-                gone_nodes=tuple(self._published_nodes - known),
+                nodes={i: _node_report(views[i], heartbeat) for i, heartbeat in news.items()},
+                gone_nodes=tuple(self._published.keys() - known),
             )
         )
-        self._routes.write_facts([_node_facts(view) for view in fresh.values()])
-        self._published_nodes = known
+        self._routes.write_facts([_node_facts(fresh[i], news[i]) for i in news.keys() & fresh.keys()])
+        self._published = heartbeats
 
     def _layout(self, directory: Directory) -> bytes | None:
         now = time.monotonic()
@@ -187,7 +190,7 @@ def _row_cells(row: Row, view: NodeView | None, *, stale: bool) -> list[Cell]:
 
 def _cell(status: int, load: ReplicaLoad | None, *, stale: bool) -> Cell:
     if load is None:
-        return Cell(status, _NO_VALUES, stale=stale)
+        return Cell(status, NO_VALUES, stale=stale)
     return Cell(status, _values_of(load), stale=stale or load.age_seconds > STALE_AFTER_SECONDS)
 
 
@@ -222,33 +225,15 @@ def _kv_figures(
     }
 
 
-def _node_json(view: NodeView) -> bytes:
-    if view.heartbeat is None:  # the caller asks only for those that have one
-        raise AssertionError(view.node_id)
-    content: dict[str, Any] = {
-        "received_at": view.last_report_unix_seconds,
-        "sequence": view.sequence,
-        "host": host_facts(view),
-        "replicas": {
-            seen.replica_id: {
-                "state": seen.state,
-                "active_requests": seen.active_requests,
-                "uptime_seconds": seen.uptime_seconds,
-                "retry_in_seconds": seen.retry_in_seconds,
-                "load": seen.load,
-            }
-            for seen in view.heartbeat.replicas
-        },
-    }
-    return msgspec.json.encode(content)
+def _node_report(view: NodeView, heartbeat: HeartbeatReport) -> NodeReport:
+    return NodeReport(view.last_report_unix_seconds, heartbeat.sequence, heartbeat.encoded)
 
 
-def _node_facts(view: NodeView) -> NodeFacts:
-    replicas = view.heartbeat.replicas if view.heartbeat else ()
+def _node_facts(view: NodeView, heartbeat: HeartbeatReport) -> NodeFacts:
     return NodeFacts(
         node_id=view.node_id,
         received_at_seconds=view.last_report_unix_seconds or 0.0,
-        replicas=tuple(_facts(seen) for seen in replicas),
+        replicas=tuple([_facts(seen) for seen in heartbeat.replicas]),
     )
 
 

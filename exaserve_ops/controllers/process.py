@@ -46,6 +46,8 @@ RESYNC_SECONDS = 30.0
 RECONCILE_THREADS = 2
 LEAD_POLL_SECONDS = 0.25
 RENEW_SECONDS = 0.5
+GATHER_SECONDS = 0.1
+"""Reports of so long are taken in together: the store tells when each of them arrived."""
 QUICK_BACKOFF_SECONDS = 1.0
 """Longest pause of what must notice at once that a store is back."""
 
@@ -165,7 +167,7 @@ class Controllers:
         self._load_state()
         self._detection.begin(lead.idle_seconds)
         threads = [
-            self._thread("ingest", self._ingest.step, 0.0, QUICK_BACKOFF_SECONDS),
+            self._thread("ingest", self._ingest.step, GATHER_SECONDS, QUICK_BACKOFF_SECONDS),
             self._thread("detect", self._detect, 0.25, QUICK_BACKOFF_SECONDS),
             self._thread("doorbell", self._listen, 0.0),
             self._thread("resync", self._reconcilers.resync, RESYNC_SECONDS),

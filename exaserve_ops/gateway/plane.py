@@ -26,6 +26,8 @@ class DataPlane:
 
     def __init__(self, shared: Shared, client: redis.asyncio.Redis) -> None:
         self._shared = shared
+        self._table = RouteTable(0)
+        """The newest: what it still has in common with the next one needs no taking in again."""
         self.first_poll = asyncio.Event()
         """Set once Redis was asked, whether it answered or not."""
         self._reader = RouteTableReader(
@@ -69,10 +71,11 @@ class DataPlane:
         now = shared.clock()
         if table.dropped:
             self._shared.problems.report("route_records_unreadable", now, count=table.dropped)
-        if table.keys is not None:
+        if table.keys is not None and table.keys is not self._table.keys:
             self._shared.keys.replace(table.keys)
-        if table.replicas is not None:
+        if table.replicas is not None and table.replicas is not self._table.replicas:
             self._shared.fleet.replace(table.replicas, now)
+        self._table = table
         self._shared.fleet.declare_models(table.models)
         self._shared.fleet.note_facts(table.facts, now)
         self._shared.waiting.wake_all()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import redis
+from django.conf import settings
 
-from exaserve_ops.adapters.live_store import FRAME_KEY, LAYOUT_KEY, NODES_KEY, SUMMARY_KEY
+from exaserve_ops.adapters.live_store import FRAME_KEY, LAYOUT_KEY, SUMMARY_KEY, RedisLiveReader
 from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.route_table import REPLICAS_KEY
 from exaserve_ops.audit.models import Event
@@ -316,7 +317,10 @@ def test_the_picture_tells_missing_stale_and_zero_apart(
     assert summary["replicas"] == {"ready": 3, "wanted": 3, "simulated": 0}
     assert summary["problems"] == 0
     assert summary["ttft_seconds"] == {"p50": None, "p95": None, "p99": None}
-    assert json.loads(redis_client.hget(NODES_KEY, node.node_id))["replicas"]
+    told = RedisLiveReader(settings.ENV.redis_url).read_node(node.node_id)
+    assert told is not None
+    assert told["sequence"] == node.sequence
+    assert told["replicas"][str(ordered[0].pk)]["load"]["kv_used_ratio"] == 0.0
 
 
 def test_a_changed_layout_has_a_new_version_and_an_unchanged_one_keeps_it(

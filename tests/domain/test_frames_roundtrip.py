@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve_ops.telemetry.domain import frames
-from exaserve_ops.telemetry.domain.frames import METRICS, Cell, decode_frame, encode_frame, quantise
+from exaserve_ops.telemetry.domain.frame_encoding import Cell, encode_frame
+from exaserve_ops.telemetry.domain.frames import METRICS, decode_frame, quantise
 
 values = st.one_of(st.none(), st.floats())
 cells = st.one_of(
@@ -44,6 +45,16 @@ def test_frame_comes_back_as_it_was(content: list[Cell | None]) -> None:
             else:
                 highest = frames.HIGHEST * metric.scale
                 assert seen == pytest.approx(min(highest, max(0.0, sent)), abs=metric.scale / 2 + 1e-9)
+
+
+@given(st.lists(cells, max_size=9))
+def test_all_codes_at_once_are_those_of_each_value_alone(content: list[Cell | None]) -> None:
+    codes = decode_frame(encode(content)).codes
+    for number, metric in enumerate(METRICS):
+        assert codes[number] == tuple(
+            frames.MISSING if c is None else quantise(c.values[number], metric.scale, stale=c.stale)
+            for c in content
+        )
 
 
 def test_missing_stale_nan_and_zero_have_codes_of_their_own() -> None:

@@ -15,7 +15,8 @@ import redis
 from exaserve_ops.adapters.live_store import RedisLivePublisher
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain.lifecycle import READY, REPLICA
-from exaserve_ops.telemetry.domain.frames import METRICS, Cell, encode_frame
+from exaserve_ops.telemetry.domain.frame_encoding import Cell, encode_frame
+from exaserve_ops.telemetry.domain.frames import METRICS
 from exaserve_ops.telemetry.domain.pictures import LivePicture
 
 ValueOf = Callable[[int], float | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,8 @@ class RouteRecord:
     """Its node misses signs of life: nobody new goes there while others serve."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaFacts:
-    """Load of one replica. `None` is unknown, which is neutral, not zero."""
+class ReplicaFacts(NamedTuple):
+    """Load of one replica. `None` is unknown, which is neutral, not zero. A tuple: small on the wire."""
 
     replica_id: str
     requests_running: int | None = None

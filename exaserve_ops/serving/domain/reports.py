@@ -34,7 +34,8 @@ class HeartbeatReport:
     reconcile_error: str = ""
     replicas: tuple[ObservedReplica, ...] = ()
     unknown_processes: tuple[Mapping[str, Any], ...] = ()
-    host: Mapping[str, Any] | None = None
+    encoded: bytes = b""
+    """All of it as its agent sent it, seal checked and removed: passed on to readers of the live store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,5 @@ class Received:
 
     position: str
     report: Report
+    age_seconds: float = 0.0
+    """For how long it lay there when it was read, by the store's own clock."""

@@ -20,11 +20,8 @@ Frame, little-endian::
 
 from __future__ import annotations
 
-import array
 import math
 import struct
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 FORMAT_VERSION = 1
@@ -35,7 +32,7 @@ HIGHEST = 0xFFFC
 EMPTY_SLOT = 255
 MAX_FRAME_BYTES = 256 * 1024
 
-_HEADER = struct.Struct("<2sBBIIdI")
+HEADER = struct.Struct("<2sBBIIdI")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +61,6 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One replica in one slot: status index and one value a metric, in the order of `METRICS`."""
-
-    status: int
-    values: tuple[float | None, ...]
-    stale: bool = False
-
-
 def quantise(value: float | None, scale: float, *, stale: bool = False) -> int:
     """16-bit code of a value; values beyond the range end at its edges, never wrap."""
     if value is None:
@@ -82,41 +70,6 @@ def quantise(value: float | None, scale: float, *, stale: bool = False) -> int:
     if math.isnan(value):
         return NOT_A_NUMBER
     return round(min(float(HIGHEST), max(0.0, value / scale)))
-
-
-def encode_frame(
-    cells: Sequence[Cell | None], *, layout_version: int, sequence: int, built_at_seconds: float
-) -> bytes:
-    """Encode one frame; `None` is an empty slot. Raises `ValueError` over `MAX_FRAME_BYTES`."""
-    statuses = bytes(EMPTY_SLOT if cell is None else cell.status for cell in cells)
-    parts = [
-        _HEADER.pack(
-            b"XF",
-            FORMAT_VERSION,
-            len(METRICS),
-            layout_version,
-            sequence,
-            built_at_seconds,
-            len(cells),
-        ),
-        statuses,
-        b"\0" * (len(cells) % 2),
-    ]
-    for index, metric in enumerate(METRICS):
-        codes = array.array(
-            "H",
-            [
-                MISSING if cell is None else quantise(cell.values[index], metric.scale, stale=cell.stale)
-                for cell in cells
-            ],
-        )
-        if sys.byteorder == "big":
-            codes.byteswap()
-        parts.append(codes.tobytes())
-    frame = b"".join(parts)
-    if len(frame) > MAX_FRAME_BYTES:
-        raise ValueError(f"frame of {len(frame)} bytes is over {MAX_FRAME_BYTES}")
-    return frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +93,7 @@ class DecodedFrame:
 def frame_numbers(frame: bytes) -> tuple[int, int]:
     """Layout version and sequence, without reading the cells. Raises `ValueError` for other bytes."""
     try:
-        magic, version, _, layout, sequence, _, _ = _HEADER.unpack_from(frame)
+        magic, version, _, layout, sequence, _, _ = HEADER.unpack_from(frame)
     except struct.error as error:
         raise ValueError("not a frame: too short") from error
     if magic != b"XF" or version != FORMAT_VERSION:
@@ -151,17 +104,17 @@ def frame_numbers(frame: bytes) -> tuple[int, int]:
 def decode_frame(frame: bytes) -> DecodedFrame:
     """Read a frame. Raises `ValueError` for other bytes."""
     try:
-        magic, version, metrics, layout, sequence, built_at, count = _HEADER.unpack_from(frame)
+        magic, version, metrics, layout, sequence, built_at, count = HEADER.unpack_from(frame)
     except struct.error as error:
         raise ValueError("not a frame: too short") from error
     if magic != b"XF" or version != FORMAT_VERSION:
         raise ValueError("not a frame of this format version")
-    start = _HEADER.size + count + count % 2
+    start = HEADER.size + count + count % 2
     arrays = struct.iter_unpack(f"<{count}H", frame[start:]) if count else [()] * metrics
     return DecodedFrame(
         layout_version=layout,
         sequence=sequence,
         built_at_seconds=built_at,
-        statuses=frame[_HEADER.size : _HEADER.size + count],
+        statuses=frame[HEADER.size : HEADER.size + count],
         codes=tuple(arrays),
     )

@@ -7,6 +7,16 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
+class NodeReport:
+    """The newest heartbeat of a node as its agent encoded it; whoever shows the node reads it."""
+
+    received_at_seconds: float | None
+    """Unix seconds."""
+    sequence: int
+    heartbeat: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class LivePicture:
     """One second of the fleet, encoded for viewers."""
 
@@ -15,7 +25,8 @@ class LivePicture:
     """Only where it changed."""
     frame: bytes
     summary: bytes
-    nodes: Mapping[str, bytes] = field(default_factory=dict)
+    nodes: Mapping[str, NodeReport] = field(default_factory=dict)
+    """Only those that said something new."""
     gone_nodes: tuple[str, ...] = ()
 
 
