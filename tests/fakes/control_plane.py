@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +26,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment
 from tests.fakes.fleet import FLEET_SECRET, GIB
+from tests.fakes.front_door import FrontDoor, inference_key
 from tests.fakes.node import wait_for
 from tests.fakes.tap import Tap
 from workers.protocol import digests
@@ -30,8 +34,21 @@ from workers.simulation.config import SimulationConfig
 from workers.simulation.faults import Fault
 from workers.simulation.node import ENGINE, NodeIdentity
 from workers.simulation.process import Simulation
+from workers.simulation.serve import PORTS_PER_SLOT
 
 CODE = Path(__file__).resolve().parents[2]
+_OF_OUTAGES = (
+    *("redis.exceptions.", "psycopg.OperationalError", "psycopg.errors.", "django.db.utils.OperationalError"),
+    *("FileNotFoundError", "ConnectionRefusedError", "ConnectionResetError", "BrokenPipeError"),
+    *("kombu.exceptions.OperationalError", "ConnectionError", "psycopg_pool.", "TimeoutError"),
+    *("django.db.utils.InterfaceError", "exaserve_ops.adapters.leadership.FencedError"),
+    *("exaserve_ops.adapters.route_table.OvertakenError", "django.db.utils.DatabaseError: consuming"),
+)
+"""Beginnings of errors that say that a store is away, or that another controller leads."""
+
+
+SLOTS = 4
+"""Replicas of one simulated node."""
 
 
 @dataclass
@@ -67,7 +84,10 @@ class ControlPlane:
 
     folder: Path
     sockets: Path
+    store: Path | None = None
+    """Socket of the store to use; `None`: that of the test run."""
     controllers: list[Controller] = field(default_factory=list)
+    doors: list[FrontDoor] = field(default_factory=list)
     postgres: Tap = field(init=False)
     redis: Tap = field(init=False)
 
@@ -76,7 +96,8 @@ class ControlPlane:
         info = connection.connection.info
         name = f".s.PGSQL.{info.port}"
         self.postgres = Tap(self.sockets / name, Path(info.host) / name)
-        self.redis = Tap(self.sockets / "redis", Path(urlsplit(os.environ["REDIS_URL"]).path))
+        store = self.store or Path(urlsplit(os.environ["REDIS_URL"]).path)
+        self.redis = Tap(self.sockets / "redis", store)
         self._database_url = (
             f"postgresql:///{info.dbname}?host={self.sockets}&port={info.port}"
             f"&user={info.user}&password={info.password}"
@@ -113,7 +134,19 @@ class ControlPlane:
         wait_for(controller.leads, f"{controller.log} to lead", seconds=40)
         return controller
 
+    def open_door(self, model: str) -> FrontDoor:
+        """Start a gateway."""
+        self.doors.append(FrontDoor(self.folder, self.redis_url, inference_key(), model))
+        return self.doors[-1]
+
+    def strange_errors(self) -> list[str]:
+        """What the controllers logged with a traceback that no outage explains."""
+        found = [line for controller in self.controllers for line in tracebacks(controller.log)]
+        return [line for line in found if not line.startswith(_OF_OUTAGES)]
+
     def end(self) -> None:
+        for door in self.doors:
+            door.end()
         self.postgres.mend()
         self.redis.mend()
         for controller in self.controllers:
@@ -122,11 +155,31 @@ class ControlPlane:
         self.redis.close()
 
 
+def _free_block(count: int) -> int:
+    """First of so many ports in a row that nobody listens on, below those that are given out."""
+    for first in random.sample(range(20_000, 29_900, count), 50):
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind(("", port))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no free ports")
+
+
 class PaperNodes:
     """Simulated nodes in a thread of the test, which can be silenced and heard again."""
 
     def __init__(
-        self, redis_url: str, *, count: int = 6, racks: int = 2, faults: Iterable[Fault] = ()
+        self,
+        redis_url: str,
+        *,
+        count: int = 6,
+        racks: int = 2,
+        faults: Iterable[Fault] = (),
+        serve: bool = False,
+        seed: int = 7,
     ) -> None:
         self.names = [f"sim-{index}" for index in range(count)]
         identities = []
@@ -145,7 +198,13 @@ class PaperNodes:
                 )
             )
         config = SimulationConfig(
-            redis_url=redis_url, seed=7, nodes=tuple(identities), slots=4, faults=tuple(faults)
+            redis_url=redis_url,
+            seed=seed,
+            nodes=tuple(identities),
+            slots=SLOTS,
+            first_port=_free_block(PORTS_PER_SLOT * SLOTS) if serve else 41_000,
+            faults=tuple(faults),
+            serve=serve,
         )
         self.simulation = Simulation(config)
         self._thread = threading.Thread(target=self.simulation.run, daemon=True)
@@ -157,6 +216,24 @@ class PaperNodes:
     def stop(self) -> None:
         self.simulation.stop()
         self._thread.join(10)
+
+    def launches(self) -> dict[str, int]:
+        """Attempts so far of every replica that a node knows."""
+        with self.simulation.lock:
+            return {
+                replica_id: replica.attempt
+                for node in self.simulation.fleet.nodes
+                for replica_id, replica in node.replicas.items()
+            }
+
+    def places(self) -> dict[str, list[str]]:
+        """By replica, the nodes on which it is now, whatever the record says."""
+        found: dict[str, list[str]] = {}
+        with self.simulation.lock:
+            for node in self.simulation.fleet.nodes:
+                for replica_id in node.replicas:
+                    found.setdefault(replica_id, []).append(node.identity.name)
+        return found
 
     def silence(self, names: Iterable[str]) -> None:
         """Cut these off: neither reports nor pulses nor commands pass."""
@@ -197,5 +274,6 @@ def seconds_until(condition: object, what: str, *, seconds: float = 30.0) -> flo
 
 
 def tracebacks(log: Path) -> list[str]:
-    """Exceptions that a process logged, by their last line."""
-    return re.findall(r"^(\w[\w.]*(?:Error|Exception)[^\n]*)$", log.read_text(), re.MULTILINE)
+    """Exceptions that a process logged, by their last line; of a chain, the one that came out."""
+    pattern = r"^(\w[\w.]*(?:Error|Exception)[^\n]*)$(?!\n\n(?:During handling|The above exception))"
+    return re.findall(pattern, log.read_text(), re.MULTILINE)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,17 +46,6 @@ class OwnStore(Valkey):
 
     def client(self) -> redis.Redis:
         return redis.Redis.from_url(self._url)
-
-
-@pytest.fixture
-def plane(tmp_path: Path, redis_client: redis.Redis) -> Iterator[ControlPlane]:  # noqa: ARG001 - empties the store
-    sockets = Path(tempfile.mkdtemp(prefix="tap-"))
-    plane = ControlPlane(tmp_path, sockets)
-    try:
-        yield plane
-    finally:
-        plane.end()
-        shutil.rmtree(sockets, ignore_errors=True)
 
 
 @pytest.fixture
