@@ -73,10 +73,12 @@ class Screen:
 
 
 @contextlib.contextmanager
-def simulated_nodes(run: FleetRun, nodes: int, replicas: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Have simulated nodes on the fleet for as long as the block lasts."""
+def simulated_nodes(
+    run: FleetRun, nodes: int, replicas: int, *options: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Have simulated nodes on the fleet for as long as the block lasts; `options` are the command's."""
     log = run.var.parent / f"{run.var.name}.simulate-{nodes}.output"
-    command = ["manage.py", "simulate", "--nodes", str(nodes), "--replicas", str(replicas), "--stamp-queue"]
+    command = ["manage.py", "simulate", "--nodes", str(nodes), "--replicas", str(replicas), *options]
     own = {name: value for name, value in os.environ.items() if not name.startswith("EXAOPS_")}
     for name in ("DATABASE_URL", "REDIS_URL"):
         own.pop(name, None)
@@ -140,7 +142,7 @@ def cpu_seconds(pids: Mapping[str, int]) -> dict[str, float]:
 
 def measure_size(run: FleetRun, nodes: int, replicas: int, seconds: float) -> dict[str, Any]:
     """Figures of one size of fleet, once it has come to rest."""
-    with simulated_nodes(run, nodes, replicas) as simulation:
+    with simulated_nodes(run, nodes, replicas, "--stamp-queue") as simulation:
         ready_seconds = wait_until_ready(run, simulation, nodes * replicas)
         time.sleep(_SETTLE_SECONDS)
         pids = run.summary()["pids"] | {"simulation": simulation.pid}

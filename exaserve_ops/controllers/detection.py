@@ -13,7 +13,13 @@ from exaserve_ops.controllers.guard import Guard
 from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.outage import Outage
 from exaserve_ops.controllers.ports import PulseSource
-from exaserve_ops.health.domain.detector import DetectorSettings, Sighting, Verdict, assess_node
+from exaserve_ops.health.domain.detector import (
+    PULSE_AFTER_MISSED_RATIO,
+    DetectorSettings,
+    Sighting,
+    Verdict,
+    assess_node,
+)
 from exaserve_ops.health.domain.loss import fleet_loss
 from exaserve_ops.health.services import grant_lease
 from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
@@ -26,8 +32,6 @@ from exaserve_ops.serving.services.replicas import record_node_lost
 ACTOR = "controller:health"
 SIGHTINGS_EVERY_SECONDS = 5.0
 LOSS_EVERY_SECONDS = 1.0
-PULSE_AFTER_MISSED_RATIO = 1.25
-"""Pulses are read of a node whose report is late by more than a quarter of an interval."""
 
 
 class Detection:

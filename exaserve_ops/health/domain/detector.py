@@ -13,6 +13,9 @@ from dataclasses import dataclass
 
 from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, JOINING, SUSPECT
 
+PULSE_AFTER_MISSED_RATIO = 1.25
+"""Pulses are read of a node whose report is late by more than a quarter of an interval."""
+
 
 @dataclass(frozen=True, slots=True)
 class DetectorSettings:
