@@ -34,6 +34,7 @@ def pytest_load_initial_conftests() -> Iterator[None]:
     if not is_xdist_worker:
         os.environ["DATABASE_URL"] = os.environ.get("EXAOPS_TEST_DATABASE_URL") or _start_postgres()
         os.environ.setdefault("EXAOPS_FLEET_SECRET", secrets.token_hex(32))
+        os.environ.setdefault("EXAOPS_ALLOW_LOCAL_ADDRESSES", "on")
     os.environ["REDIS_URL"] = _start_valkey()
     return (yield)
 

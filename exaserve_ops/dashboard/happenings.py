@@ -16,6 +16,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "enrolled": "joined the fleet",
         "said_hello": "introduced itself",
         "moved": "has another address",
+        "address_refused": "gave an address that cannot be used",
         "reported": "is alive",
         "missed": "missed a heartbeat",
         "lost": "is dead",

@@ -63,6 +63,9 @@ class Node(models.Model):
     # Observed
     hostname = models.CharField(max_length=253, blank=True)
     address = models.CharField(max_length=255, blank=True)
+    address_problem = models.CharField(
+        max_length=500, blank=True, help_text="Why the address that its agent gives now is not taken over."
+    )
     agent_version = models.CharField(max_length=32, blank=True)
     boot_id = models.CharField(max_length=64, blank=True)
     cpu_count = models.PositiveIntegerField(default=0)

@@ -271,6 +271,8 @@ def refusal_of(node: Node) -> str:
         return f"{node.liveness}: {node.liveness_reason}" if node.liveness_reason else node.liveness
     if node.commands_stale_since is not None:
         return "its agent takes no commands in"
+    if node.address_problem:
+        return f"its address cannot be used: {node.address_problem}"
     return ""
 
 

@@ -35,6 +35,10 @@ class Environment:
     """Folder with wheels for nodes that have no package index; sent along over SSH."""
     ssh_max_connections: int = 4
     """Machines that agents are put on at the same time."""
+    redis_node_users: bool = True
+    """Whether each node gets a user of its own in Redis; otherwise all share one password."""
+    allow_local_addresses: bool = False
+    """Whether nodes may be reached by loopback or link-local addresses: all is on one machine."""
     ssh_free_disk_bytes: int = 0
     """Free space asked of such a machine; 0: what the agent is known to need."""
 
@@ -93,6 +97,8 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
         database_pool_max_connections=_count(environ, "EXAOPS_DATABASE_POOL_MAX_CONNECTIONS", 10),
         wheelhouse=_folder(environ, "EXAOPS_WHEELHOUSE"),
         ssh_max_connections=_count(environ, "EXAOPS_SSH_MAX_CONNECTIONS", 4),
+        redis_node_users=_switch(environ, "EXAOPS_REDIS_NODE_USERS", default=True),
+        allow_local_addresses=_switch(environ, "EXAOPS_ALLOW_LOCAL_ADDRESSES", default=False),
         ssh_free_disk_bytes=_count(environ, "EXAOPS_SSH_FREE_DISK_MIB", 0, least=0) << 20,
     )
 
@@ -139,6 +145,13 @@ def _count(environ: Mapping[str, str], name: str, default: int, *, least: int = 
     if not text.isdigit() or int(text) < least:
         raise EnvironmentSettingError(f"{name} is '{text}'; give a whole number of at least {least}")
     return int(text)
+
+
+def _switch(environ: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = environ.get(name, "").lower()
+    if text not in {"", "on", "off"}:
+        raise EnvironmentSettingError(f"{name} is '{text}'; give on or off")
+    return text == "on" if text else default
 
 
 def _folder(environ: Mapping[str, str], name: str) -> Path | None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workers.agent.config import AgentConfig, ConfigError
 from workers.agent.join import JoinError, choose_address
-from workers.probes.addresses import AddressError, HostPort, Outcome, assess_address, parse_host_port
+from workers.protocol.addresses import AddressError, HostPort, Outcome, assess_address, parse_host_port
 
 
 @pytest.mark.parametrize(

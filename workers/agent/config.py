@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.probes.addresses import assess_address
+from workers.protocol.addresses import assess_address
 
 _ENV_PREFIX = "EXAOPS_AGENT_"
 _LOWEST_PORT = 1024

@@ -17,8 +17,8 @@ import urllib3
 
 from workers.agent import AGENT_VERSION
 from workers.agent.home import Home, Identity
-from workers.probes.addresses import Outcome, assess_address
 from workers.protocol import v1
+from workers.protocol.addresses import Outcome, assess_address
 
 _PATH = "/api/v1/agent/join"
 _CONNECT_SECONDS = 5.0

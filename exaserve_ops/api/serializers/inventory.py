@@ -65,6 +65,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "drain_changed_at",
             "hostname",
             "address",
+            "address_problem",
             "agent_version",
             "boot_id",
             "cpu_count",

@@ -17,11 +17,13 @@ from exaserve_ops.api.errors import refusal
 from exaserve_ops.api.parsers import BoundedJSONParser
 from exaserve_ops.api.serializers.inventory import JoinAnswerSerializer, JoinRequestSerializer
 from exaserve_ops.api.views.base import without_store
+from exaserve_ops.inventory.domain.addresses import address_problem
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services.joining import JoinWish, enrol
 from exaserve_ops.lib import clock
-from exaserve_ops.lib.errors import DeniedError
+from exaserve_ops.lib.errors import DeniedError, InvalidInputError
 from exaserve_ops.lib.refusals import RefusalBound
+from workers.protocol.addresses import is_loopback
 from workers.protocol.digests import node_key
 
 REFUSALS = RefusalBound()
@@ -45,19 +47,26 @@ class JoinView(APIView):
         body = JoinRequestSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         try:
-            node = _enrol(body.validated_data)
+            node = _enrol(body.validated_data, peer=address)
         except DeniedError as error:
             REFUSALS.count_refusal(address)
             return refusal(status.HTTP_401_UNAUTHORIZED, "denied", str(error))
         return without_store(Response(_answer(node), status=status.HTTP_201_CREATED))
 
 
-def _enrol(wish: dict[str, Any]) -> Node:
+def _enrol(wish: dict[str, Any], *, peer: str) -> Node:
+    if wish["address"]:
+        # From elsewhere a local address means another machine than it does here, whatever is allowed.
+        here = settings.ENV.allow_local_addresses and is_loopback(peer)
+        problem = address_problem(wish["address"], allow_local=here)
+        if problem:
+            raise InvalidInputError("address", problem)
     asked = JoinWish(
         node_id=wish["node_id"],
         name=wish["name"],
         hostname=wish["hostname"],
         name_suffix=wish["name_suffix"],
+        address=wish["address"],
     )
     return enrol(asked, token_text=wish["token"], now=clock.now())
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
+from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import ProtectedError
 
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.domain.addresses import address_problem
 from exaserve_ops.inventory.domain.drain import NOT_DRAINED
 from exaserve_ops.inventory.domain.facts import NodeFacts
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
@@ -37,19 +40,20 @@ def record_hello(node_id: UUID, facts: NodeFacts, *, now: datetime) -> Node:
     """Take over what an agent says about its node. History stays; what is known already is not written."""
     node = Node.objects.select_for_update().get(pk=node_id)
     previous, restarted = node.address, node.boot_id != facts.boot_id
+    problem = _address_problem(facts)
+    if problem:
+        facts = replace(facts, address=node.address)
     changed = _take_over(node, facts)
+    if node.address_problem != problem:
+        node.address_problem = problem
+        changed.add("address_problem")
     if changed or node.last_report_at is None:
         node.last_report_at = now
         node.save(update_fields=[*changed, "last_report_at"])
     if "labels" in changed or node.failure_domain.parent_id is None:
         _place_in_domains(node)
     changed |= record_hardware(node, facts, now=now)
-    if "address" in changed and previous:
-        reason = f"address changed from {previous} to {facts.address}"
-        record_event(subject_of(node), "moved", actor=f"agent:{node}", now=now, reason=reason)
-    if restarted:
-        reason = f"agent {facts.agent_version} started"
-        record_event(subject_of(node), "said_hello", actor=f"agent:{node}", now=now, reason=reason)
+    _tell(node, changed, previous_address=previous, restarted=restarted, now=now)
     if changed:
         ring("node", node.pk)
     return node
@@ -174,6 +178,26 @@ def _set_cordon(node_id: UUID, *, cordoned: bool, reason: str, actor: str, now: 
     record_event(subject_of(node), event, actor=actor, now=now, reason=reason)
     ring("node", node.pk)
     return node
+
+
+def _tell(node: Node, changed: set[str], *, previous_address: str, restarted: bool, now: datetime) -> None:
+    """Leave an event of each change that people ask about."""
+    told = []
+    if "address" in changed and previous_address:
+        told.append(("moved", f"address changed from {previous_address} to {node.address}"))
+    if "address_problem" in changed and node.address_problem:
+        told.append(("address_refused", node.address_problem))
+    if restarted:
+        told.append(("said_hello", f"agent {node.agent_version} started"))
+    for event, reason in told:
+        record_event(subject_of(node), event, actor=f"agent:{node}", now=now, reason=reason)
+
+
+def _address_problem(facts: NodeFacts) -> str:
+    """What is wrong with the address that an agent gives; nobody is sent to a simulated one."""
+    if facts.simulated:
+        return ""
+    return address_problem(facts.address, allow_local=settings.ENV.allow_local_addresses)[:500]
 
 
 def _take_over(node: Node, facts: NodeFacts) -> set[str]:

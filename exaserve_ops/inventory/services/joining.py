@@ -30,6 +30,8 @@ class JoinWish:
     node_id: UUID
     name: str
     hostname: str
+    address: str = ""
+    """Where gateways are to reach it; judged by whoever takes the request in."""
     name_suffix: bool = False
     """Take `name-2`, `name-3`, … where the name is taken, instead of refusing."""
 
@@ -114,10 +116,7 @@ def _create(wish: JoinWish, token: JoinToken, now: datetime) -> Node:
     name = _free_name(wish.name) if wish.name_suffix else wish.name
     other = Node.objects.filter(name=name).first()
     if other is not None:
-        raise ConflictError(
-            f"The name '{name}' is taken by the node {other.pk} at {other.address or 'no address yet'}; "
-            "join with another --name, or with --name-suffix for a number behind it."
-        )
+        raise ConflictError(_taken(other, wish))
     try:
         with transaction.atomic():
             host, _ = FailureDomain.objects.get_or_create(kind=FailureDomain.Kind.HOST, name=name)
@@ -133,6 +132,23 @@ def _create(wish: JoinWish, token: JoinToken, now: datetime) -> Node:
         raise ConflictError(
             f"The name '{name}' or the identity {wish.node_id} was taken just now."
         ) from error
+
+
+def _taken(other: Node, wish: JoinWish) -> str:
+    where = f"the node {other.pk} at {other.address or 'no address yet'}"
+    if wish.hostname and other.hostname == wish.hostname and other.address in {"", wish.address}:
+        heard = other.last_report_at
+        when = f"last heard of at {heard:%Y-%m-%d %H:%M:%S} UTC" if heard else "never heard of"
+        return (
+            f"An agent named '{other.name}' of this very host ({wish.hostname}) joined before: "
+            f"{where}, {when}. "
+            "If that agent still runs, give this one another --name and its own --home. If its home "
+            f"folder is lost, retire the node '{other.name}' first, or join with --name-suffix."
+        )
+    return (
+        f"The name '{other.name}' is taken by {where}; "
+        "join with another --name, or with --name-suffix for a number behind it."
+    )
 
 
 def _free_name(wanted: str) -> str:

@@ -106,10 +106,13 @@ def control_environment(site: FleetSite, addresses: FleetAddresses, secrets: Fle
         "EXAOPS_PUBLIC_URL": addresses.public_url,
         "EXAOPS_WEB_PORT": str(addresses.web_port),
         "EXAOPS_GATEWAY_PORT": str(addresses.gateway_port),
+        # Nodes of this machine are reached by loopback; those of others join from elsewhere.
+        "EXAOPS_ALLOW_LOCAL_ADDRESSES": "on",
         **_tuning(site, "EXAOPS_SSH_"),
         **_tuning(site, "EXAOPS_WHEELHOUSE"),
         # What nodes of other machines are told: the embedded store's own address is of this machine.
         **_tuning(site, "EXAOPS_AGENT_REDIS_URL"),
+        **_tuning(site, "EXAOPS_REDIS_NODE_USERS"),
     }
 
 

@@ -85,6 +85,11 @@ def assess_address(address: str, *, peer: str = "", allow_local: bool = False) -
     return _judge_scope(host, ip, peer=peer, allow_local=allow_local)
 
 
+def is_loopback(address: str) -> bool:
+    """Whether it is an IP address, or a name, of the very host that uses it."""
+    return _local_scope(address, _parse_ip(address)) == "loopback"
+
+
 def _judge_scope(host: str, ip: Ip | None, *, peer: str, allow_local: bool) -> Verdict:
     scope = _local_scope(host, ip)
     if not scope:
