@@ -1,14 +1,18 @@
 """Who holds which KV block: reference counts, prefix cache and eviction.
 
-Pure bookkeeping on block numbers; the tensors themselves live elsewhere. Not safe for use by several
-threads at once.
+Pure bookkeeping on block numbers; the tensors themselves live elsewhere. Blocks come in extents,
+which may be added and taken away at run time: a replica of a node's pool leases them, one with
+memory of its own has a single extent for good. Not safe for use by several threads at once.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+CopyBlock = Callable[[int, int], None]
+"""Copies the content of one block to another: (from, to)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,7 @@ class BlockUse:
     """How a pool's blocks are used now; the three add up to `total`."""
 
     free: int
+    """Those that could be had from the node's pool at once are counted in."""
     used: int
     """Held by at least one sequence."""
     cached: int
@@ -27,34 +32,132 @@ class BlockUse:
         return self.free + self.used + self.cached
 
 
+@dataclass(frozen=True, slots=True)
+class Vacated:
+    """Extents that hold nothing any more and are no longer used, and where their content went."""
+
+    extents: tuple[int, ...]
+    moves: dict[int, int]
+    """Old to new block number; every holder must follow at once."""
+
+
+@dataclass(slots=True)
+class _Extent:
+    """One extent's blocks by state."""
+
+    free: list[int]
+    size: int
+    live: set[int] = field(default_factory=set)
+
+    @property
+    def cached(self) -> int:
+        return self.size - len(self.free) - len(self.live)
+
+
 class BlockAllocator:
     """Blocks with reference counts; unreferenced ones with known content stay until evicted.
 
     A block's content is named by the digest of the whole prefix that ends with it, so equal digests
-    mean equal keys and values and the block may be shared.
+    mean equal keys and values and the block may be shared. Blocks are taken from the fullest extent
+    that has a free one, so that others become empty.
     """
 
-    def __init__(self, total_blocks: int) -> None:
-        """Make a pool of `total_blocks`, all free."""
-        if total_blocks < 1:
+    def __init__(self, total_blocks: int = 0, *, extent_blocks: int | None = None) -> None:
+        """Make a pool of `total_blocks` in one extent; or, with `extent_blocks`, an empty one."""
+        if extent_blocks is None and total_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {total_blocks}")
-        self.total_blocks = total_blocks
-        self._references = [0] * total_blocks
-        self._free = list(range(total_blocks - 1, -1, -1))
+        self.extent_blocks = extent_blocks or total_blocks
+        self.obtainable_blocks = 0
+        """Blocks that the node's pool would lend at once, as last heard; only shown."""
+        self._extents: dict[int, _Extent] = {}
+        self._with_free: dict[int, dict[int, None]] = {}
+        """Count of free blocks to the extents that have so many; full ones are left out."""
+        self._free = 0
+        self._references: dict[int, int] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
         """Cached blocks without a holder, least recently used first."""
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        if extent_blocks is None:
+            self.add_extents([0])
 
+    # -- extents ---------------------------------------------------------------------------------
+    @property
+    def total_blocks(self) -> int:
+        """Blocks of all extents that are there now."""
+        return len(self._extents) * self.extent_blocks
+
+    @property
+    def extents_in_use(self) -> int:
+        """Extents that hold anything, live or cached."""
+        return len(self._extents) - len(self._with_free.get(self.extent_blocks, ()))
+
+    def add_extents(self, numbers: Iterable[int]) -> None:
+        """Take in extents; their blocks are free."""
+        for number in numbers:
+            if number in self._extents:
+                raise ValueError(f"extent {number} is there already")
+            first = number * self.extent_blocks
+            blocks = list(range(first + self.extent_blocks - 1, first - 1, -1))
+            self._extents[number] = _Extent(blocks, self.extent_blocks)
+            self._free += self.extent_blocks
+            self._file(number)
+
+    def vacate(self, count: int, copy: CopyBlock, *, only_empty: bool = False) -> Vacated:
+        """Give up to `count` extents up: empty ones first, then those with the fewest live blocks.
+
+        Cached blocks in them are evicted, live ones are moved to other extents as far as there is
+        room for them; what is live anywhere is never dropped. With `only_empty`, nothing moves.
+        """
+        order = sorted(self._extents, key=lambda n: (len(self._extents[n].live), self._extents[n].cached, -n))
+        gone: list[int] = []
+        moves: dict[int, int] = {}
+        for number in order[:count]:
+            extent = self._extents[number]
+            room_elsewhere = self.available - len(extent.free) - extent.cached
+            if len(extent.live) > room_elsewhere or (only_empty and len(extent.free) < extent.size):
+                break
+            moves.update(self._empty(number, copy))
+            gone.append(number)
+        return Vacated(tuple(gone), _end_points(moves))
+
+    def _empty(self, number: int, copy: CopyBlock) -> dict[int, int]:
+        extent = self._extents[number]
+        for block in [b for b in self._blocks(number) if b in self._idle]:
+            del self._idle[block]
+            self._forget(block)
+            self._put_free(block)
+        self._unfile(number)  # nothing is allocated here any more
+        self._free -= len(extent.free)
+        moves = {}
+        for block in sorted(extent.live):
+            target = self._take_one()
+            copy(block, target)
+            self._references[target] = self._references.pop(block)
+            digest = self._digest_of.pop(block, None)
+            if digest is not None:
+                self._digest_of[target] = digest
+                self._block_of[digest] = target
+            moves[block] = target
+        del self._extents[number]
+        return moves
+
+    # -- blocks ----------------------------------------------------------------------------------
     @property
     def available(self) -> int:
         """Blocks that `allocate` could hand out now: free ones and evictable ones."""
-        return len(self._free) + len(self._idle)
+        return self._free + len(self._idle)
+
+    @property
+    def free(self) -> int:
+        """Blocks that hold nothing."""
+        return self._free
 
     def use(self) -> BlockUse:
         """Count the blocks by state."""
-        free, cached = len(self._free), len(self._idle)
-        return BlockUse(free=free, used=self.total_blocks - free - cached, cached=cached)
+        cached = len(self._idle)
+        used = self.total_blocks - self._free - cached
+        return BlockUse(free=self._free + self.obtainable_blocks, used=used, cached=cached)
 
     def match(self, chain: Sequence[bytes]) -> list[int]:
         """Return the cached blocks of the longest known prefix of a hash chain."""
@@ -68,13 +171,15 @@ class BlockAllocator:
 
     def count_idle(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody holds, so that acquiring them lowers `available`."""
-        return sum(1 for block in blocks if self._references[block] == 0)
+        return sum(1 for block in blocks if block not in self._references)
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a holder to blocks that `match` returned."""
         for block in blocks:
-            if self._references[block] == 0:
+            if block not in self._references:
                 del self._idle[block]
+                self._references[block] = 0
+                self._extent_of(block).live.add(block)
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
@@ -101,19 +206,69 @@ class BlockAllocator:
         The end of a sequence becomes evictable before its beginning, which more others can share.
         """
         for block in reversed(blocks):
-            if self._references[block] < 1:
+            if block not in self._references:
                 raise ValueError(f"block {block} is released more often than it was taken")
             self._references[block] -= 1
             if self._references[block] > 0:
                 continue
+            del self._references[block]
+            self._extent_of(block).live.remove(block)
             if block in self._digest_of:
                 self._idle[block] = None
             else:
-                self._free.append(block)
+                self._put_free(block)
 
     def _take_one(self) -> int:
+        """Take a free block, of the fullest extent that has one; else evict the oldest cached one."""
         if self._free:
-            return self._free.pop()
-        block, _ = self._idle.popitem(last=False)
-        del self._block_of[self._digest_of.pop(block)]
+            number = next(iter(self._with_free[min(self._with_free)]))
+            self._unfile(number)
+            block = self._extents[number].free.pop()
+            self._free -= 1
+            self._file(number)
+        else:
+            block, _ = self._idle.popitem(last=False)
+            self._forget(block)
+        self._extent_of(block).live.add(block)
         return block
+
+    def _put_free(self, block: int) -> None:
+        number = block // self.extent_blocks
+        self._unfile(number)
+        self._extents[number].free.append(block)
+        self._free += 1
+        self._file(number)
+
+    def _forget(self, block: int) -> None:
+        del self._block_of[self._digest_of.pop(block)]
+
+    def _file(self, number: int) -> None:
+        free = len(self._extents[number].free)
+        if free:
+            self._with_free.setdefault(free, {})[number] = None
+
+    def _unfile(self, number: int) -> None:
+        free = len(self._extents[number].free)
+        group = self._with_free.get(free)
+        if group is not None:
+            group.pop(number, None)
+            if not group:
+                del self._with_free[free]
+
+    def _extent_of(self, block: int) -> _Extent:
+        return self._extents[block // self.extent_blocks]
+
+    def _blocks(self, number: int) -> Collection[int]:
+        return range(number * self.extent_blocks, (number + 1) * self.extent_blocks)
+
+
+def _end_points(moves: dict[int, int]) -> dict[int, int]:
+    """Join moves of a block that was moved twice: its holders know only where it lay first."""
+    targets = set(moves.values())
+    final = {}
+    for start, end in moves.items():
+        while end in moves:
+            end = moves[end]  # noqa: PLW2901 - following the chain is the point
+        if start not in targets:
+            final[start] = end
+    return final

@@ -13,13 +13,14 @@ from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.openai_server.port import GenerationTask
 from workers.engines.openai_server.stop_strings import StopFilter
 from workers.engines.openai_server.stream import Delta, FinishReason, GenerationStream, push_deltas
-from workers.engines.torch_engine.batch import build_batch
 from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.sampling import Sampler, sample_tokens
 from workers.engines.torch_engine.scheduler import Scheduler, Sequence, StepPlan
 from workers.engines.torch_engine.tokenizer import IncrementalDecoder, ModelTokenizer
 
 log = logging.getLogger(__name__)
+
+_ROOM_SECONDS = 0.002
 
 
 @dataclass(slots=True)
@@ -110,7 +111,8 @@ class EngineLoop:
         """Act on what came in; wait for something if there is nothing to compute."""
         with self._wake:
             while not self._inbox and not self._requests:
-                self._wake.wait()
+                if not self._wake.wait(self._scheduler.tend_seconds):
+                    break  # an empty step, which gives other replicas of the node the room they need
             actions = list(self._inbox)
             self._inbox.clear()
         for action in actions:
@@ -139,8 +141,9 @@ class EngineLoop:
         plan = self._scheduler.plan_step()
         self._note_admissions(plan)
         if not plan.chunks:
+            self._wait_for_room()
             return
-        batch = build_batch(plan.chunks, device=self._decoder.device, dtype=self._decoder.dtype)
+        batch = self._decoder.lay_out(plan.chunks)
         logits = self._decoder.forward(batch)
         requests = [self._requests[c.sequence.request_id] for c in batch.sampled_chunks]
         tokens = sample_tokens(logits, [request.sampler for request in requests])
@@ -154,6 +157,12 @@ class EngineLoop:
             deltas.append((request.stream, delta))
         self._note_load()
         push_deltas(deltas)
+
+    def _wait_for_room(self) -> None:
+        """Pause while requests wait for blocks that other replicas have yet to give back."""
+        with self._wake:
+            if self._requests and not self._inbox:
+                self._wake.wait(_ROOM_SECONDS)
 
     def _note_admissions(self, plan: StepPlan) -> None:
         for admission in plan.admissions:

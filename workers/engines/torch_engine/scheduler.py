@@ -6,10 +6,16 @@ Deterministic, without I/O, clock or tensors, so that every schedule can be repl
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from workers.engines.kv_blocks import BlockAllocator
+from workers.engines.torch_engine.kv_room import Demand, KvRoom, PrivateRoom
 from workers.protocol.digests import KV_BLOCK_TOKENS, block_hash_chain
+
+_COUNTED_WAITING = 256
+"""Waiting sequences that count when the node's pool is told what is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +83,27 @@ class StepPlan:
 class Scheduler:
     """Queues sequences, gives them blocks, and takes blocks back when they run out.
 
-    Oldest first: a sequence is only ever set back for an older one, so the oldest always ends, and
-    with it, one by one, all others. One sequence must fit in the pool alone.
+    Oldest first: a sequence is only ever set back for an older one, or for another replica that is
+    below what it is guaranteed; so the oldest always ends, and with it, one by one, all others. One
+    sequence must fit in the pool alone, and in a node's pool in what this replica is guaranteed.
     """
 
-    def __init__(self, allocator: BlockAllocator, limits: SchedulerLimits, *, salt: bytes = b"") -> None:
-        """Schedule onto `allocator`; `salt` keeps the prefixes of different models apart."""
+    def __init__(
+        self,
+        allocator: BlockAllocator,
+        limits: SchedulerLimits,
+        *,
+        salt: bytes = b"",
+        room: KvRoom | None = None,
+    ) -> None:
+        """Schedule onto `allocator`; `salt` keeps the prefixes of different models apart.
+
+        `room` is where further blocks come from; `None`: from nowhere.
+        """
         if limits.max_batched_tokens < limits.max_sequences:
             raise ValueError("the token budget must cover one token for each sequence")
         self._allocator = allocator
+        self._room: KvRoom = room or PrivateRoom()
         self._limits = limits
         self._salt = salt
         self._waiting: deque[Sequence] = deque()
@@ -102,6 +120,14 @@ class Scheduler:
         """Sequences that queue."""
         return len(self._waiting)
 
+    @property
+    def tend_seconds(self) -> float | None:
+        """How often to plan a step even if there is nothing to compute, for others to be given room.
+
+        `None`: never.
+        """
+        return self._room.tend_seconds
+
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
         sequence.chain = block_hash_chain(sequence.tokens, salt=self._salt)
@@ -116,9 +142,13 @@ class Scheduler:
             self._waiting.remove(sequence)
 
     def plan_step(self) -> StepPlan:
-        """Choose the next step's chunks and give them their blocks."""
+        """Choose the next step's chunks and give them their blocks.
+
+        A plan without chunks while sequences wait means that the node's pool has yet to make room.
+        """
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
+        owing = self._settle(preempted)
         decoding = sum(1 for sequence in self._running if _pending(sequence) == 1)
         # Each decoding sequence has its token's place kept, so prefill never stalls the others.
         prefill_budget = self._limits.max_batched_tokens - decoding
@@ -133,7 +163,7 @@ class Scheduler:
             chunks.append(Chunk(sequence, sequence.computed, count))
         self._waiting.extendleft(preempted)
         admissions: list[Admission] = []
-        if not preempted:
+        if not preempted and not owing:
             self._admit(prefill_budget, chunks, admissions)
         return StepPlan(tuple(chunks), tuple(admissions), tuple(preempted))
 
@@ -143,10 +173,35 @@ class Scheduler:
             chunk.sequence.computed = chunk.end
             self._name_blocks(chunk.sequence)
 
+    def _settle(self, preempted: list[Sequence]) -> bool:
+        """Settle with the node's pool, setting the newest back where it must be; true if still owing."""
+        settlement = self._room.settle(self._demand())
+        self._follow(settlement.moves)
+        while settlement.preempt_extents and self._running:
+            victim = self._running.pop()
+            self._give_back(victim)
+            preempted.append(victim)
+            settlement = self._room.settle(self._demand(preempted), preempted=1)
+            self._follow(settlement.moves)
+        return settlement.owed_extents > 0
+
+    def _follow(self, moves: Mapping[int, int]) -> None:
+        if moves:
+            for sequence in self._running:
+                sequence.blocks = [moves.get(block, block) for block in sequence.blocks]
+
+    def _demand(self, preempted: Iterable[Sequence] = ()) -> Demand:
+        """Blocks that running sequences still lack, and all of those that wait."""
+        more = sum(_blocks_for(len(s.tokens) + 1) - len(s.blocks) + 1 for s in self._running)
+        waiting = [*preempted, *islice(self._waiting, _COUNTED_WAITING)]
+        more += sum(_blocks_for(len(s.tokens)) for s in waiting)
+        return Demand(max(0, more), len(self._waiting))
+
     def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
         """Give a running sequence blocks for `count` tokens; false if it had to step back itself."""
         needed = _blocks_for(sequence.computed + count) - len(sequence.blocks)
         while needed > 0:
+            self._room.secure(needed)
             blocks = self._allocator.allocate(needed)
             if blocks is not None:
                 sequence.blocks += blocks
@@ -184,7 +239,11 @@ class Scheduler:
         """Whether all of it fits now, with a little left for those that run to grow into."""
         needed = _blocks_for(len(sequence.tokens)) - len(cached)
         reserve = len(self._running)
-        return self._allocator.available - self._allocator.count_idle(cached) >= needed + reserve
+        idle = self._allocator.count_idle(cached)
+        short = needed + reserve + idle - self._allocator.available
+        # Blocks that can be had are taken before cached ones are evicted.
+        self._room.secure(max(needed, self._allocator.free + short))
+        return self._allocator.available - idle >= needed + reserve
 
     def _name_blocks(self, sequence: Sequence) -> None:
         full = min(sequence.computed // KV_BLOCK_TOKENS, len(sequence.chain))
