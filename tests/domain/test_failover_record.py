@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -172,7 +173,7 @@ def test_error_before_any_byte_has_failed_and_one_after_it_has_broken_off() -> N
 
 
 def test_whole_shows_the_worst_times_and_the_sum_of_counts() -> None:
-    parts = {
+    parts: dict[str, dict[str, Any]] = {
         "simulated": {"detect_p99_seconds": 3.5, "failed_new_requests": 1, "false_deaths": 0},
         "real": {"detect_p99_seconds": 3.9, "failed_new_requests": 2, "false_deaths": 0},
         "quiet": {"false_deaths": 4},
