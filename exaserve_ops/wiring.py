@@ -22,10 +22,12 @@ from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
 from exaserve_ops.adapters.ssh_credentials import CredentialVault
 from exaserve_ops.adapters.ssh_site import SiteSettings, SshSites
+from exaserve_ops.adapters.store_users import RedisStoreUsers, password_sha256
 from exaserve_ops.adapters.turn_log import TurnLogReader
 from exaserve_ops.api import ports as api_ports
 from exaserve_ops.controllers.installations import InstallationPorts
 from exaserve_ops.controllers.process import Adapters, Controllers
+from exaserve_ops.controllers.store_users import StoreUserKeeper
 from exaserve_ops.dashboard import ports as dashboard_ports
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
@@ -48,6 +50,7 @@ def connect_pages() -> None:
     vault = _vault()
     dashboard_ports.credential_vault.use(vault)
     api_ports.credential_vault.use(vault)
+    api_ports.store_users.use(RedisStoreUsers(_client()))
 
 
 def build_controllers() -> Controllers:
@@ -68,8 +71,22 @@ def build_controllers() -> Controllers:
             doorbell=PostgresDoorbell(environment.database_url),
             reach=ReachReader(_client()),
             installations=build_installation_ports(),
+            store_users=build_store_user_keeper(),
         )
     )
+
+
+def build_store_user_keeper() -> StoreUserKeeper | None:
+    """What keeps a user in Redis for each node; `None` where all nodes share one password."""
+    environment = _environment()
+    if not environment.redis_node_users:
+        return None
+    secret = environment.fleet_secret
+
+    def password_of(node_id: str, key_epoch: int) -> str:
+        return password_sha256(digests.node_key(secret, node_id, key_epoch))
+
+    return StoreUserKeeper(RedisStoreUsers(_client()), password_of)
 
 
 def build_installation_ports() -> InstallationPorts:

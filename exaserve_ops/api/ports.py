@@ -17,6 +17,15 @@ class ReplicaLoads(Protocol):
         ...
 
 
+class StoreUsers(Protocol):
+    """Users of nodes in Redis."""
+
+    def admit(self, node_id: str, node_key: bytes, /) -> None:
+        """Make the user of a node that joins. Raises `StoreAwayError` or `StoreUsersRefusedError`."""
+        ...
+
+
 replica_loads: Slot[ReplicaLoads] = Slot("reader of telemetry")
 model_folder_reader: Slot[ModelFolderReader] = Slot("reader of model folders")
 credential_vault: Slot[CredentialVault] = Slot("vault for credentials")
+store_users: Slot[StoreUsers] = Slot("users of nodes in Redis")

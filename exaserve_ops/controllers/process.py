@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from exaserve_ops.controllers import store_users
 from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.drains import DrainWatch
 from exaserve_ops.controllers.fleet_state import RECENT_DEATHS_SECONDS, FleetState
@@ -99,6 +100,8 @@ class Adapters:
     reach: ReachSource
     installations: InstallationPorts
     """SSH to machines that agents are put on."""
+    store_users: store_users.StoreUserKeeper | None
+    """Keeps a user in Redis for each node; `None` where all nodes share one password."""
 
 
 class Controllers:
@@ -178,6 +181,7 @@ class Controllers:
             self._thread("reach", self._reach.step, 2.0),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),
+            *self._user_threads(),
             *(self._thread(f"reconcile-{n}", self._work, 0.0) for n in range(RECONCILE_THREADS)),
         ]
         for thread in threads:
@@ -234,6 +238,14 @@ class Controllers:
                 )
 
         return threading.Thread(target=run, name=name, daemon=True)
+
+    def _user_threads(self) -> list[threading.Thread]:
+        keeper = self._adapters.store_users
+        if keeper is None:
+            return []
+        # Agents are refused until a Redis that lost its users has them again, so it tries often.
+        pause = store_users.LOOK_EVERY_SECONDS
+        return [self._thread("store-users", keeper.step, pause, QUICK_BACKOFF_SECONDS)]
 
     def _detect(self) -> None:
         self._detection.step(self._ingest.last_read_seconds)

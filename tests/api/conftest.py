@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+import redis
 
 from exaserve_ops.adapters.model_folder import ModelFolder
-from exaserve_ops.api.ports import model_folder_reader, replica_loads
+from exaserve_ops.adapters.store_users import RedisStoreUsers
+from exaserve_ops.api.ports import model_folder_reader, replica_loads, store_users
 from exaserve_ops.api.views.agent import REFUSALS
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
@@ -34,6 +37,7 @@ def telemetry() -> Iterator[Telemetry]:
     store = Telemetry({})
     replica_loads.use(store)
     model_folder_reader.use(ModelFolder())
+    store_users.use(RedisStoreUsers(redis.Redis.from_url(os.environ["REDIS_URL"])))
     REFUSALS.clear()
     yield store
     REFUSALS.clear()

@@ -26,6 +26,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.refusals import RefusalBound
 from exaserve_ops.serving.models import Deployment
 from tests.fakes.world import JsonClient, make_user
+from workers.protocol import store_user
 from workers.protocol.digests import node_key
 
 JOIN = "/api/v1/agent/join"
@@ -183,7 +184,9 @@ def test_node_joins_once_and_gets_the_key_that_controllers_derive(caplog: pytest
         "name": "n1",
         "node_key": node_key(settings.ENV.fleet_secret, str(wish["node_id"]), 1).hex(),
         "key_epoch": 1,
-        "redis_url": settings.ENV.agent_redis_url,
+        "redis_url": store_user.url_for(
+            settings.ENV.agent_redis_url, str(wish["node_id"]), bytes.fromhex(body["node_key"])
+        ),
     }
     assert answer["Cache-Control"] == "no-store"
     again = JsonClient().post(JOIN, join_wish(text, name="n2"))

@@ -42,6 +42,13 @@ def test_agents_get_the_common_redis_unless_told_another() -> None:
     assert read_environment({"REDIS_URL": "redis://a"}).agent_redis_url == "redis://a"
 
 
+def test_nodes_have_users_of_their_own_unless_it_is_switched_off_in_so_many_words() -> None:
+    assert read_environment({}).redis_node_users
+    assert not read_environment({"EXAOPS_REDIS_NODE_USERS": "off"}).redis_node_users
+    with pytest.raises(EnvironmentSettingError, match="EXAOPS_REDIS_NODE_USERS"):
+        read_environment({"EXAOPS_REDIS_NODE_USERS": "no"})
+
+
 def test_database_connections_are_pooled_and_bounded(tmp_path: Path) -> None:
     entry = read_environment(
         {

@@ -16,6 +16,7 @@ from typing import Any
 
 from celery import Celery
 from celery.signals import worker_init
+from kombu.entity import Queue
 
 from workers.agent import redis_link
 from workers.agent.home import Home
@@ -44,13 +45,20 @@ def build_app(home: Home | None) -> Celery:
     )
     if home is not None:
         identity = home.load_identity()
+        queue = names.node_queue(identity.node_id)
         app.conf.update(
             broker_url=redis_link.kombu_url(identity.redis_url),
             broker_transport_options=redis_link.kombu_options(identity.redis_url),
             broker_use_ssl=redis_link.kombu_ssl(identity.redis_url),
-            task_default_queue=names.node_queue(identity.node_id),
+            task_default_queue=queue,
+            # Commands come straight to the queue: no table of bindings is needed, nor may a node write one.
+            task_queues=[_queue(queue)],
         )
     return app
+
+
+def _queue(name: str) -> Any:  # noqa: ANN401 - kombu has no types
+    return Queue(name, no_declare=True)  # type: ignore[no-untyped-call]  # kombu has no types
 
 
 def _home_from_environment() -> Home | None:

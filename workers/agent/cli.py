@@ -14,11 +14,13 @@ from workers.agent import processes
 from workers.agent.agent import Agent
 from workers.agent.allocation import NoTaskError, Task, task_of
 from workers.agent.config import ConfigError, load_config
-from workers.agent.home import Home, HomeError, HomeLock
+from workers.agent.credential import LinkFile, take_own_user
+from workers.agent.home import Home, HomeError, HomeLock, Identity
 from workers.agent.join import JoinError, JoinOptions, check_url, choose_address, join
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.stopping import stop_replicas
 from workers.engines.registry import ENGINES
+from workers.protocol import store_user
 
 ENV_TOKEN = "EXAOPS_JOIN_TOKEN"  # noqa: S105 - the variable's name, not a token
 _FAILED = 1
@@ -142,6 +144,8 @@ def _token(options: argparse.Namespace) -> str:
 
 def _run(home: Home, options: argparse.Namespace) -> int:
     config = load_config(options.config, os.environ)
+    if home.load_identity().joined:
+        take_own_user(home)
     agent = Agent(home, config, adapters=ENGINES)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
@@ -169,12 +173,14 @@ def _status(home: Home, _options: argparse.Namespace) -> int:
     identity = home.load_identity()
     journal = Journal(home.journal_file)
     wish = journal.wish()
+    agent_pid = _agent_pid(home)
     _say(
         {
             "node_id": identity.node_id,
             "name": identity.name,
             "joined": identity.joined,
-            "agent_pid": _agent_pid(home),
+            "agent_pid": agent_pid,
+            "redis": _redis_status(home, identity, runs=agent_pid is not None),
             "revision": wish.revision if wish else None,
             "lease_epoch": wish.lease_epoch if wish else None,
             "attempts": [_attempt_status(row) for row in journal.attempts()],
@@ -182,6 +188,16 @@ def _status(home: Home, _options: argparse.Namespace) -> int:
     )
     journal.close()
     return 0
+
+
+def _redis_status(home: Home, identity: Identity, *, runs: bool) -> dict[str, object]:
+    """How the running agent fares with Redis; without one nobody can say."""
+    link = LinkFile(home).read() if runs else None
+    return {
+        "user": "own" if store_user.is_own(identity.redis_url, identity.node_id) else "shared",
+        "state": link.state if link else "unknown",
+        "detail": link.detail if link else "",
+    }
 
 
 def _attempt_status(row: AttemptRow) -> dict[str, object]:

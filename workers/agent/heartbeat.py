@@ -19,6 +19,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from workers.agent import redis_link
+from workers.agent.credential import REACHED, Link, judge
 from workers.protocol import names, v1
 
 _INTERVAL_SECONDS = 1.0
@@ -78,12 +79,15 @@ class Reporter:
         *,
         make_hello: Callable[[bool], v1.Hello],
         make_heartbeat: Callable[[int], v1.Heartbeat],
+        note_link: Callable[[Link], None] = lambda _link: None,
     ) -> None:
         self._redis_url = redis_url
         self._node_id = node_id
         self._node_key = node_key
         self._make_hello = make_hello
         self._make_heartbeat = make_heartbeat
+        self._note_link = note_link
+        self._link: Link | None = None
         self._queue: deque[v1.Report] = deque(maxlen=_QUEUE_LENGTH)
         self._wake = threading.Event()
         self._stopping = threading.Event()
@@ -139,6 +143,7 @@ class Reporter:
         if self._failures:
             logger.info("redis is reached again after %d failures", self._failures)
         self._failures = 0
+        self._say_link(REACHED)
         self.reached = True
         return max(0.0, self._beat_at + _INTERVAL_SECONDS - time.monotonic())
 
@@ -149,13 +154,21 @@ class Reporter:
     def _note_failure(self, error: Exception) -> float:
         self.reached = False
         self._hello_wanted = True
-        if self._failures == 0:
-            logger.warning("redis is not reached: %s", type(error).__name__)
+        self._say_link(judge(error))
         self._failures += 1
         longest = min(_LONGEST_PAUSE_SECONDS, 0.25 * 2 ** min(self._failures, 8))
         pause = longest * random.uniform(0.5, 1.0)  # noqa: S311 - jitter, not a secret
         self._stopping.wait(pause)  # not woken by new reports: they wait for Redis too
         return 0.0
+
+    def _say_link(self, link: Link) -> None:
+        """Say what has changed: an outage is not told at each try, nor a refusal hidden behind one."""
+        before, self._link = self._link, link
+        if before is not None and before.state == link.state:
+            return
+        if link is not REACHED:
+            logger.log(logging.ERROR if link.state == "refused" else logging.WARNING, "%s", link.detail)
+        self._note_link(link)
 
     def _send_due(self, client: Redis, now: float) -> None:
         if self._beat_at and now - self._beat_at > _GAP_SECONDS:
@@ -164,8 +177,8 @@ class Reporter:
             heartbeat = self._make_heartbeat(self._sequence + 1)
             self._introduce(client, heartbeat, now)
             self._sequence += 1
-            self._beat_at = now
             self._send(client, heartbeat)
+            self._beat_at = now  # after the send: a try with nothing to send would count as arrived
         while self._queue:
             report = self._queue[0]
             self._send(client, report)

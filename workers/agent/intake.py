@@ -18,6 +18,8 @@ from workers.agent.intake_wire import ENV_HOME, IntakeError, receive_command, sh
 _PRIVATE_FILE = 0o600
 _TREE = Path(__file__).resolve().parents[2]
 _RESTART_PAUSE_SECONDS = 1.0
+_LONGEST_RESTART_PAUSE_SECONDS = 30.0
+"""A worker costs a second of processor time to start, and one that Redis refuses may end at once."""
 _LONGEST_PATIENCE_SECONDS = 600.0
 _STOP_SECONDS = 5.0
 
@@ -92,6 +94,7 @@ class IntakeChild:
         self._server = server
         self._canary_seconds = canary_seconds
         self._patience_seconds = canary_seconds
+        self._pause_seconds = _RESTART_PAUSE_SECONDS
         self._process: subprocess.Popen[bytes] | None = None
         self._started_at = 0.0
         self.restarts = 0
@@ -149,13 +152,15 @@ class IntakeChild:
         process, now = self._process, time.monotonic()
         if process is None:
             return
-        if process.poll() is not None:
-            if now - self._started_at >= _RESTART_PAUSE_SECONDS:
-                self._replace(f"ended with {process.returncode}")
-            return
         taken = self._server.last_taken_at
         if taken is not None and taken > self._started_at:
             self._patience_seconds = self._canary_seconds
+            self._pause_seconds = _RESTART_PAUSE_SECONDS
+        if process.poll() is not None:
+            if now - self._started_at >= self._pause_seconds:
+                self._pause_seconds = min(self._pause_seconds * 2, _LONGEST_RESTART_PAUSE_SECONDS)
+                self._replace(f"ended with {process.returncode}")
+            return
         silent_since = max(taken or 0.0, self._started_at)
         if redis_reached and now - silent_since > self._patience_seconds:
             self._patience_seconds = min(self._patience_seconds * 2, _LONGEST_PATIENCE_SECONDS)

@@ -9,6 +9,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from workers.agent import redis_link
+from workers.agent.credential import judge
 from workers.protocol import pulse
 
 _PAUSE_AFTER_FAILURE_SECONDS = 0.5
@@ -56,7 +57,7 @@ class PulseThread:
             client.set(pulse.key_of(self._node_id), data, px=lifetime)
         except (RedisError, OSError) as error:
             if self._is_reached:
-                logger.warning("the pulse does not reach redis: %s", type(error).__name__)
+                logger.warning("no pulse: %s", judge(error).detail)
             self._is_reached = False
             return _PAUSE_AFTER_FAILURE_SECONDS
         except Exception:  # top of the loop: an odd value must not end the signs of life

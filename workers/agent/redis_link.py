@@ -57,7 +57,11 @@ def kombu_options(url: str) -> dict[str, Any]:
         "socket_timeout": 10.0,  # longer than the consumer's blocking read, or it would never rest
         "socket_connect_timeout": SOCKET_SECONDS,
         "health_check_interval": _HEALTH_CHECK_SECONDS,
-        "visibility_timeout": 120,
+        # What a killed intake had taken is said again by the next wish, seconds later. Keeping account of
+        # it in Redis would need keys that all nodes share, and a Lua script.
+        "ack_emulation": False,
+        # Commands all have the same priority: one list a queue instead of four to wait on.
+        "priority_steps": [0],
         "retry_on_timeout": False,
         "max_retries": 3,
     }

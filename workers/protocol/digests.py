@@ -3,6 +3,7 @@
 Keys form a tree, so that no secret has to be stored per node or sent per replica::
 
     fleet secret ── node key (given to the node once, when it joins) ─┬─ report key, command key
+                                                                      ├─ password in Redis
                                                                       └─ engine key of each attempt
 
 Whoever holds the fleet secret (controllers, gateway) can derive every key; a node can derive only
@@ -34,6 +35,11 @@ def report_key(key: bytes) -> bytes:
 def command_key(key: bytes) -> bytes:
     """Key that seals what a node is told, from its node key."""
     return _derive(key, "command")
+
+
+def store_password(key: bytes) -> str:
+    """Password of a node's own user in Redis, from its node key."""
+    return "xr-" + _derive(key, "store").hex()[:48]
 
 
 def engine_api_key(key: bytes, replica_id: str, attempt: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import Any
 
@@ -15,18 +16,24 @@ from rest_framework.views import APIView
 
 from exaserve_ops.api.errors import refusal
 from exaserve_ops.api.parsers import BoundedJSONParser
+from exaserve_ops.api.ports import store_users
 from exaserve_ops.api.serializers.inventory import JoinAnswerSerializer, JoinRequestSerializer
 from exaserve_ops.api.views.base import without_store
 from exaserve_ops.inventory.domain.addresses import address_problem
+from exaserve_ops.inventory.domain.store_users import StoreAwayError, StoreUsersRefusedError
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services.joining import JoinWish, enrol
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import DeniedError, InvalidInputError
 from exaserve_ops.lib.refusals import RefusalBound
+from workers.protocol import store_user
 from workers.protocol.addresses import is_loopback
 from workers.protocol.digests import node_key
 
 REFUSALS = RefusalBound()
+AWAY_SECONDS = 2
+
+logger = logging.getLogger(__name__)
 
 
 class JoinView(APIView):
@@ -51,7 +58,11 @@ class JoinView(APIView):
         except DeniedError as error:
             REFUSALS.count_refusal(address)
             return refusal(status.HTTP_401_UNAUTHORIZED, "denied", str(error))
-        return without_store(Response(_answer(node), status=status.HTTP_201_CREATED))
+        try:
+            return without_store(Response(_answer(node), status=status.HTTP_201_CREATED))
+        except (StoreAwayError, StoreUsersRefusedError) as error:
+            # The node may ask again with the same token: it has not reported yet.
+            return _without_user(node, error)
 
 
 def _enrol(wish: dict[str, Any], *, peer: str) -> Node:
@@ -78,8 +89,24 @@ def _answer(node: Node) -> dict[str, Any]:
         "name": node.name,
         "node_key": key.hex(),
         "key_epoch": node.key_epoch,
-        "redis_url": settings.ENV.agent_redis_url,
+        "redis_url": _redis_url(str(node.pk), key),
     }
+
+
+def _redis_url(node_id: str, key: bytes) -> str:
+    url = settings.ENV.agent_redis_url
+    if not settings.ENV.redis_node_users:
+        return str(url)
+    # Before the answer, or the agent would begin with refusals; the controllers keep it from then on.
+    store_users().admit(node_id, key)
+    return store_user.url_for(url, node_id, key)
+
+
+def _without_user(node: Node, error: StoreAwayError | StoreUsersRefusedError) -> Response:
+    logger.error("event=join_without_user node=%s detail=%s", node.pk, error)
+    response = refusal(status.HTTP_503_SERVICE_UNAVAILABLE, "unavailable", str(error))
+    response["Retry-After"] = str(AWAY_SECONDS)
+    return response
 
 
 def _later(wait_seconds: float) -> Response:
