@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -20,7 +21,18 @@ class Subject:
     name: str
 
 
-@transaction.atomic
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """What happened to one subject; `moved` is (from status, to status)."""
+
+    subject: Subject
+    event: str
+    moved: tuple[str, str] = ("", "")
+    reason: str = ""
+    generation: int | None = None
+
+
+@transaction.atomic(savepoint=False)
 def record_event(
     subject: Subject,
     event: str,
@@ -32,20 +44,33 @@ def record_event(
     generation: int | None = None,
 ) -> Event:
     """Append one event; `moved` is (from status, to status)."""
-    row = Event.objects.create(
+    happening = Happening(subject, event, moved, reason, generation)
+    [row] = record_events([happening], actor=actor, now=now)
+    return row
+
+
+@transaction.atomic(savepoint=False)
+def record_events(happenings: Iterable[Happening], *, actor: str, now: datetime) -> list[Event]:
+    """Append one event for each, in their order."""
+    rows = Event.objects.bulk_create([_row(happening, actor, now) for happening in happenings])
+    if rows:
+        ring("event", rows[-1].pk)
+    return rows
+
+
+def _row(happening: Happening, actor: str, now: datetime) -> Event:
+    return Event(
         at=now,
         actor=actor[:120],
-        subject_kind=subject.kind,
-        subject_id=subject.id,
-        subject_name=subject.name[:200],
-        event=event,
-        from_status=moved[0],
-        to_status=moved[1],
-        reason=reason[:4000],
-        generation=generation,
+        subject_kind=happening.subject.kind,
+        subject_id=happening.subject.id,
+        subject_name=happening.subject.name[:200],
+        event=happening.event,
+        from_status=happening.moved[0],
+        to_status=happening.moved[1],
+        reason=happening.reason[:4000],
+        generation=happening.generation,
     )
-    ring("event", row.pk)
-    return row
 
 
 @transaction.atomic

@@ -33,7 +33,7 @@ from exaserve_ops.serving.domain.reports import (
     Received,
     Report,
 )
-from exaserve_ops.serving.services.replicas import record_observation
+from exaserve_ops.serving.services.replicas import record_observations
 
 _log = logging.getLogger(__name__)
 
@@ -170,29 +170,32 @@ class Ingest:
         self._link.request_hello(view.node_id, lease_epoch=view.lease_epoch, reason=reason)
 
     def _record_replicas(self, view: NodeView, beat: HeartbeatReport, now: datetime) -> None:
-        actor = f"agent:{view.name}"
-        for seen in beat.replicas:
-            mark = fingerprint(seen)
-            if view.recorded.get(seen.replica_id) == mark:
-                continue
-            self._record_replica(view, seen, actor=actor, now=now)
-            view.recorded[seen.replica_id] = mark
-        reported = {seen.replica_id for seen in beat.replicas}
-        for replica_id in view.recorded.keys() - reported:
+        marks = {seen.replica_id: fingerprint(seen) for seen in beat.replicas}
+        changed = [s for s in beat.replicas if view.recorded.get(s.replica_id) != marks[s.replica_id]]
+        if changed:
+            self._record_changed(view, changed, now)
+            view.recorded.update((seen.replica_id, marks[seen.replica_id]) for seen in changed)
+        for replica_id in view.recorded.keys() - marks.keys():
             del view.recorded[replica_id]
 
-    def _record_replica(self, view: NodeView, seen: ObservedReplica, *, actor: str, now: datetime) -> None:
+    def _record_changed(self, view: NodeView, changed: Sequence[ObservedReplica], now: datetime) -> None:
+        actor = f"agent:{view.name}"
         try:
-            replica = record_observation(seen, node_id=UUID(view.node_id), actor=actor, now=now)
+            rows = record_observations(changed, node_id=UUID(view.node_id), actor=actor, now=now)
         except (OperationalError, InterfaceError):
             raise
         except (DatabaseError, ValidationError, ValueError):
+            if len(changed) == 1:
+                _log.exception("event=sighting_not_recorded replica=%s", changed[0].replica_id)
+                return
             # One that cannot be recorded must not keep the others from being.
-            _log.exception("event=sighting_not_recorded replica=%s", seen.replica_id)
+            for seen in changed:
+                self._record_changed(view, [seen], now)
             return
-        over = replica is None or replica.status == "stopped"
-        if over and seen.state == "stopped":
-            self._link.forget(view.node_id, lease_epoch=view.lease_epoch, replica_ids=[seen.replica_id])
+        over = {replica_id for replica_id, row in rows.items() if row is None or row.status == "stopped"}
+        ended = [s.replica_id for s in changed if s.state == "stopped" and s.replica_id in over]
+        if ended:
+            self._link.forget(view.node_id, lease_epoch=view.lease_epoch, replica_ids=ended)
 
     def _record_degradation(self, view: NodeView, beat: HeartbeatReport, now: datetime) -> None:
         intake = (beat.intake_age_seconds or 0.0) > INTAKE_STALE_SECONDS

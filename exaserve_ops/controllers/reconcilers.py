@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Iterable, Iterator
 from datetime import datetime
+from itertools import groupby
 from uuid import UUID
 
 from exaserve_ops.audit.models import Event
@@ -46,7 +48,7 @@ from exaserve_ops.serving.services.healing import make_replacement, promote_stan
 from exaserve_ops.serving.services.replicas import (
     create_replicas,
     let_go_replica,
-    place_replica,
+    place_replicas,
     record_wait,
 )
 from exaserve_ops.serving.services.wishes import record_wish
@@ -57,7 +59,9 @@ HEALER = "controller:healing"
 CANARY_SECONDS = 15.0
 """The wish goes out again so often, changed or not: it proves that commands are taken in."""
 LOG_TAIL_SECONDS = 30.0
-CREATED_AT_ONCE = 128
+CREATED_AT_ONCE = 1024
+PLACED_AT_ONCE = 96
+"""In one transaction: it holds the locks of all of them."""
 LONGEST_SPACING_SECONDS = 10.0
 SPACING_FACTOR = 3.0
 """A plan is made again no sooner than after so many times what it took, up to the bound above."""
@@ -152,16 +156,21 @@ class Reconcilers:
         snapshot = deployment_snapshot(deployment_id, active_sessions=active, now=now)
         if snapshot is None:
             return
-        for step in plan_deployment(snapshot, now=now):
-            self._carry_out(deployment_id, step)
+        for place_steps, steps in groupby(plan_deployment(snapshot, now=now), _is_place):
+            for batch in _by_node(steps) if place_steps else ((step,) for step in steps):
+                self._carry_out(deployment_id, *batch)
 
-    @staticmethod
-    def _carry_out(deployment_id: UUID, step: Step) -> None:
+    def _carry_out(self, deployment_id: UUID, *steps: Step) -> None:
+        """Carry out one step, or several placements in one transaction."""
         try:
-            _apply(deployment_id, step)
+            _apply(deployment_id, *steps)
         except (IllegalTransitionError, ConflictError) as error:
-            # The replica moved on since the snapshot was taken; its change rang, so we come again.
-            _log.info("event=step_overtaken step=%s error=%s", type(step).__name__, error)
+            # A replica moved on since the snapshot was taken; its change rang, so we come again.
+            if len(steps) == 1:
+                _log.info("event=step_overtaken step=%s error=%s", type(steps[0]).__name__, error)
+                return
+            for step in steps:
+                self._carry_out(deployment_id, step)
 
     def _take_over(self, key: str) -> None:
         """Promote standbys where replicas are absent, without waiting for a whole plan."""
@@ -234,7 +243,19 @@ class Reconcilers:
             )
 
 
-def _apply(deployment_id: UUID, step: Step) -> None:
+def _is_place(step: Step) -> bool:
+    return isinstance(step, Place)
+
+
+def _by_node(steps: Iterable[Step]) -> Iterator[tuple[Place, ...]]:
+    """Placements in batches; those on one node together, so that its wish changes once."""
+    places = [step for step in steps if isinstance(step, Place)]
+    places.sort(key=lambda step: step.placement.node_name)  # stable: within a node the plan's order
+    for start in range(0, len(places), PLACED_AT_ONCE):
+        yield tuple(places[start : start + PLACED_AT_ONCE])
+
+
+def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
     now = clock.now()
     match step:
         case Create():
@@ -242,7 +263,8 @@ def _apply(deployment_id: UUID, step: Step) -> None:
             count = min(step.count, CREATED_AT_ONCE)
             create_replicas(deployment_id, count, why=step.why, actor=ACTOR, now=now, role=step.role)
         case Place():
-            place_replica(UUID(step.replica_id), step.placement, actor=ACTOR, now=now)
+            places = [s for s in (step, *more) if isinstance(s, Place)]
+            place_replicas({UUID(s.replica_id): s.placement for s in places}, actor=ACTOR, now=now)
         case Wait():
             record_wait(UUID(step.replica_id), step.why, actor=ACTOR, now=now)
         case LetGo():

@@ -6,6 +6,8 @@ does not. Hints may be lost or doubled; the regular full resync makes that harml
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from django.db import connection
 
 CHANNEL = "exaops"
@@ -13,5 +15,12 @@ CHANNEL = "exaops"
 
 def ring(kind: str, key: object) -> None:
     """Say, at commit, that the object of this kind and key changed."""
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_notify(%s, %s)", [CHANNEL, f"{kind}:{key}"])
+    ring_all([(kind, key)])
+
+
+def ring_all(hints: Iterable[tuple[str, object]]) -> None:
+    """Ring for many objects, each as (kind, key), in one statement; each of them once."""
+    payloads = list(dict.fromkeys(f"{kind}:{key}" for kind, key in hints))
+    if payloads:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT pg_notify(%s, rung) FROM unnest(%s::text[]) AS rung", [CHANNEL, payloads])

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
 
-from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.audit.services import Happening, Subject, record_event, record_events
 from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.services.installations import retire_node
 from exaserve_ops.lib.errors import ConflictError
-from exaserve_ops.lib.hints import ring
+from exaserve_ops.lib.hints import ring, ring_all
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Deployment, Replica
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """An event of the lifecycle, and why."""
+
+    event: str
+    reason: str
+
 
 _WANTED_AFTER = {
     "drain": Replica.Wanted.DRAIN,
@@ -54,29 +65,45 @@ def create_replicas(
         )
         for ordinal in range(first, first + count)
     )
-    for replica in replicas:
-        record_event(
-            subject_of(replica),
-            "created",
-            actor=actor,
-            now=now,
-            moved=("", replica.status),
-            reason=why,
-            generation=replica.generation,
-        )
+    happenings = [
+        Happening(subject_of(replica), "created", ("", replica.status), why, replica.generation)
+        for replica in replicas
+    ]
+    record_events(happenings, actor=actor, now=now)
     ring("deployment", deployment_id)
     return replicas
 
 
-@transaction.atomic
 def place_replica(replica_id: UUID, placement: Placement, *, actor: str, now: datetime) -> Replica:
     """Bind a pending replica to a node and its accelerators."""
-    replica = Replica.objects.select_for_update().get(pk=replica_id)
-    replica.node_id = UUID(placement.node_id)
-    replica.save(update_fields=["node"])
-    replica.accelerators.set(Accelerator.objects.filter(pk__in=placement.accelerator_uuids))
-    reason = f"on {placement.node_name}: {placement.why}"
-    return advance_replica(replica_id, "place", reason=reason, actor=actor, now=now)
+    [replica] = place_replicas({replica_id: placement}, actor=actor, now=now)
+    return replica
+
+
+@transaction.atomic
+def place_replicas(placements: Mapping[UUID, Placement], *, actor: str, now: datetime) -> list[Replica]:
+    """Bind pending replicas to nodes and accelerators, all of them or none.
+
+    Raises `IllegalTransitionError` where one of them is no longer pending.
+    """
+    moves = {pk: Move("place", f"on {p.node_name}: {p.why}") for pk, p in placements.items()}
+    rows = _lock(placements)
+    for row in rows:
+        row.node_id = UUID(placements[row.pk].node_id)
+    link = Replica.accelerators.through
+    link.objects.filter(replica__in=placements).delete()
+    known = set(
+        Accelerator.objects.filter(
+            pk__in=[uuid for placement in placements.values() for uuid in placement.accelerator_uuids]
+        ).values_list("pk", flat=True)
+    )
+    link.objects.bulk_create(
+        link(replica_id=pk, accelerator_id=uuid)
+        for pk, placement in placements.items()
+        for uuid in placement.accelerator_uuids
+        if uuid in known
+    )
+    return _advance_all(rows, moves, actor=actor, now=now)
 
 
 @transaction.atomic
@@ -143,33 +170,34 @@ def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
 
 
 @transaction.atomic
+def record_observations(
+    observed: Sequence[ObservedReplica], *, node_id: UUID, actor: str, now: datetime
+) -> dict[str, Replica | None]:
+    """Take over what an agent saw of replicas, and move the status of those whose sighting calls for it.
+
+    Returns the rows by id as the agent said it; `None` where no such replica is recorded for that node:
+    the agent runs something that nobody knows, and is told so by its wish.
+    """
+    asked = Replica.objects.filter(pk__in=[seen.replica_id for seen in observed], node=node_id)
+    rows = {str(row.pk): row for row in asked.select_for_update().order_by("pk")}
+    happenings: list[Happening] = []
+    hints: list[tuple[str, object]] = []
+    for seen in observed:
+        row = rows.get(seen.replica_id)
+        if row is not None:
+            happenings += _observe(row, seen, now, hints)
+            row.save()
+    record_events(happenings, actor=actor, now=now)
+    ring_all(hints)
+    return {seen.replica_id: rows.get(seen.replica_id) for seen in observed}
+
+
 def record_observation(
     observed: ObservedReplica, *, node_id: UUID, actor: str, now: datetime
 ) -> Replica | None:
-    """Take over what an agent saw of a replica, and move its status if that calls for it.
-
-    Returns `None` where no such replica is recorded for that node: the agent runs something that
-    nobody knows, and is told so by its wish.
-    """
-    replica = Replica.objects.select_for_update().filter(pk=observed.replica_id, node=node_id).first()
-    if replica is None:
-        return None
-    _record_exit(replica, observed, actor=actor, now=now)
-    _take_over(replica, observed, now)
-    replica.save()
-    event = _event_of(observed, replica)
-    if observed.stalled and REPLICA.allows(replica.status, event):
-        subject = subject_of(replica)
-        record_event(subject, "stalled", actor=actor, now=now, reason=observed.reason)
-    if REPLICA.allows(replica.status, event):
-        # Why it was let go stands until the end; any other old reason was about the status before.
-        ending = replica.wanted != Replica.Wanted.RUN
-        reason = observed.reason or (replica.reason if ending else "")
-        return advance_replica(replica.pk, event, reason=reason, actor=actor, now=now)
-    if observed.reason and replica.reason != observed.reason:
-        replica.reason = observed.reason
-        replica.save(update_fields=["reason"])
-    return replica
+    """Take over what an agent saw of one replica: see `record_observations`."""
+    rows = record_observations([observed], node_id=node_id, actor=actor, now=now)
+    return rows[observed.replica_id]
 
 
 @transaction.atomic
@@ -177,8 +205,7 @@ def record_node_lost(node_id: UUID, *, reason: str, actor: str, now: datetime) -
     """Mark what runs on a node that is gone; returns how many replicas became unreachable."""
     live = Replica.objects.filter(node=node_id).exclude(status=states.STOPPED)
     running = [r.pk for r in live if REPLICA.allows(r.status, "node_lost")]
-    for replica_id in running:
-        advance_replica(replica_id, "node_lost", reason=reason, actor=actor, now=now)
+    advance_replicas(dict.fromkeys(running, Move("node_lost", reason)), actor=actor, now=now)
     # The wish stands: they end when the node is back and has seen their process groups gone. Why one
     # failed is worth more than that its node went away since.
     waiting = live.exclude(pk__in=running).exclude(status=states.FAILED)
@@ -196,9 +223,9 @@ def retire_lost_node(node_id: UUID, *, reason: str, actor: str, now: datetime) -
     if node.liveness in {ALIVE, SUSPECT}:
         raise ConflictError(f"node {node} is {node.liveness}; drain it and stop its agent first")
     node = retire_node(node_id, reason=reason, actor=actor, now=now)
-    for replica in Replica.objects.filter(node=node_id).exclude(status=states.STOPPED):
-        why = f"its node was retired: {reason}"
-        advance_replica(replica.pk, "write_off", reason=why, actor=actor, now=now)
+    left = Replica.objects.filter(node=node_id).exclude(status=states.STOPPED).values_list("pk", flat=True)
+    move = Move("write_off", f"its node was retired: {reason}")
+    advance_replicas(dict.fromkeys(left, move), actor=actor, now=now)
     return node
 
 
@@ -214,16 +241,29 @@ def record_reachability(replica_id: UUID, reason: str, *, actor: str, now: datet
     record_event(subject_of(replica), event, actor=actor, now=now, reason=reason)
 
 
-@transaction.atomic
 def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> Replica:
-    """Move a replica's status by an event: the only function that writes it.
+    """Move one replica's status by an event: see `advance_replicas`."""
+    [replica] = advance_replicas({replica_id: Move(event, reason)}, actor=actor, now=now)
+    return replica
+
+
+@transaction.atomic
+def advance_replicas(moves: Mapping[UUID, Move], *, actor: str, now: datetime) -> list[Replica]:
+    """Move replicas' statuses, each under its row lock and with an event of its own, or none of them.
+
+    Raises `IllegalTransitionError` where an event does not apply, and `Replica.DoesNotExist`.
+    """
+    return _advance_all(_lock(moves), moves, actor=actor, now=now)
+
+
+def advance_row(replica: Replica, move: Move, now: datetime) -> Happening:
+    """Move the status of a locked row: the only function that writes it. The caller saves and records.
 
     Raises `IllegalTransitionError` where the event does not apply.
     """
-    replica = Replica.objects.select_for_update().get(pk=replica_id)
     before = replica.status
-    replica.status = REPLICA.next(before, event)
-    replica.reason = reason
+    replica.status = REPLICA.next(before, move.event)
+    replica.reason = move.reason
     replica.status_changed_at = now
     if replica.status == states.READY:
         replica.ready_at = now
@@ -234,20 +274,35 @@ def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, no
     if replica.status == states.STOPPED:
         replica.stopped_at, replica.pid, replica.address = now, None, ""
         replica.held_since, replica.held_by_pids = None, []
-    replica.save()
-    record_event(
-        subject_of(replica),
-        event,
-        actor=actor,
-        now=now,
-        moved=(before, replica.status),
-        reason=reason,
-        generation=replica.generation,
-    )
-    ring("deployment", replica.deployment_id)
-    if replica.node_id is not None:
-        ring("node", replica.node_id)
-    return replica
+    moved = (before, replica.status)
+    return Happening(subject_of(replica), move.event, moved, move.reason, replica.generation)
+
+
+def _lock(replica_ids: Collection[UUID]) -> list[Replica]:
+    rows = list(Replica.objects.select_for_update().filter(pk__in=replica_ids).order_by("pk"))
+    if len(rows) != len(replica_ids):
+        missing = set(replica_ids) - {row.pk for row in rows}
+        raise Replica.DoesNotExist(f"no such replicas: {', '.join(map(str, missing))}")
+    return rows
+
+
+def _advance_all(
+    rows: list[Replica], moves: Mapping[UUID, Move], *, actor: str, now: datetime
+) -> list[Replica]:
+    happenings = [advance_row(row, moves[row.pk], now) for row in rows]
+    for row in rows:
+        row.save()
+    record_events(happenings, actor=actor, now=now)
+    ring_all(hint for row in rows for hint in _hints_of(row, tells_node=True))
+    return rows
+
+
+def _hints_of(replica: Replica, *, tells_node: bool) -> list[tuple[str, object]]:
+    """Who has to look at a replica that moved."""
+    hints: list[tuple[str, object]] = [("deployment", replica.deployment_id)]
+    if tells_node and replica.node_id is not None:
+        hints.append(("node", replica.node_id))
+    return hints
 
 
 def subject_of(replica: Replica) -> Subject:
@@ -267,23 +322,40 @@ def _event_of(observed: ObservedReplica, replica: Replica) -> str:
     return observed.event
 
 
-def _record_exit(replica: Replica, observed: ObservedReplica, *, actor: str, now: datetime) -> None:
+def _observe(
+    replica: Replica, seen: ObservedReplica, now: datetime, hints: list[tuple[str, object]]
+) -> list[Happening]:
+    """Take one sighting over into its locked row; returns what happened by it and adds who must look."""
+    happenings = [*_note_exit(replica, seen)]
+    if _note_address(replica, seen, now):
+        hints.append(("routes", replica.pk))
+    _take_over(replica, seen, now)
+    event = _event_of(seen, replica)
+    if REPLICA.allows(replica.status, event):
+        if seen.stalled:
+            happenings.append(Happening(subject_of(replica), "stalled", reason=seen.reason))
+        # Why it was let go stands until the end; any other old reason was about the status before.
+        ending = replica.wanted != Replica.Wanted.RUN
+        reason = seen.reason or (replica.reason if ending else "")
+        happenings.append(advance_row(replica, Move(event, reason), now))
+        # What its agent says changes nothing of what the agent is told, until it is over.
+        hints += _hints_of(replica, tells_node=replica.status == states.STOPPED)
+    elif seen.reason:
+        replica.reason = seen.reason
+    return happenings
+
+
+def _note_exit(replica: Replica, observed: ObservedReplica) -> list[Happening]:
     ended = observed.last_exit
     if ended is None or (replica.exit_attempt or 0) >= ended.attempt:
-        return
+        return []
     replica.exit_attempt = ended.attempt
     replica.exit_code = ended.code
     replica.exit_signal = ended.signal
     replica.exit_after_seconds = ended.after_seconds
     replica.exit_log_tail = list(ended.log_tail)
-    record_event(
-        subject_of(replica),
-        "exited",
-        actor=actor,
-        now=now,
-        reason=f"attempt {ended.attempt} {ended.sentence()}{_cause_of(ended)}",
-        generation=replica.generation,
-    )
+    reason = f"attempt {ended.attempt} {ended.sentence()}{_cause_of(ended)}"
+    return [Happening(subject_of(replica), "exited", ("", ""), reason, replica.generation)]
 
 
 def _cause_of(ended: ObservedExit) -> str:
@@ -292,12 +364,10 @@ def _cause_of(ended: ObservedExit) -> str:
 
 
 def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> None:
-    moved = replica.address != observed.address
     replica.observed_generation = max(replica.observed_generation, observed.generation)
     replica.attempt = observed.attempt
     replica.restarts = observed.restarts
     replica.pid = observed.pid
-    replica.address = observed.address
     replica.ports = list(observed.ports)
     replica.start_took_seconds = observed.start_took_seconds
     replica.held_by_pids = list(observed.held_by_pids)
@@ -305,8 +375,14 @@ def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> No
         replica.held_since = None
     elif replica.held_since is None:
         replica.held_since = now
-    if moved:
-        replica.unroutable_reason = ""
-        if replica.status == states.READY and observed.address:
-            replica.ready_at = now
-            ring("routes", replica.pk)
+
+
+def _note_address(replica: Replica, observed: ObservedReplica, now: datetime) -> bool:
+    """Take over where it answers; returns whether the routes to one that is ready change by that."""
+    if replica.address == observed.address:
+        return False
+    replica.address, replica.unroutable_reason = observed.address, ""
+    if replica.status != states.READY or not observed.address:
+        return False
+    replica.ready_at = now
+    return True
