@@ -16,6 +16,7 @@ from workers.agent import AGENT_VERSION, logs, processes
 from workers.agent.attempts import AttemptRunner
 from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
+from workers.agent.credential import LinkFile
 from workers.agent.facts import Held
 from workers.agent.foreign import ForeignWatch, Places
 from workers.agent.hardware import HardwareWatch
@@ -84,6 +85,7 @@ class Agent:
             identity.key,
             make_hello=self._hello,
             make_heartbeat=self._heartbeat,
+            note_link=LinkFile(home).write,
         )
         self._pulse = PulseThread(identity.redis_url, identity.node_id, identity.key, self._boot_id)
         self._tailer = LogTailer(
