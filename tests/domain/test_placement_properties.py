@@ -11,6 +11,7 @@ from exaserve_ops.serving.domain.placement import (
     AcceleratorRoom,
     NodeRoom,
     Placement,
+    PlacementBoard,
     PlacementRequest,
     Refusal,
     choose_placement,
@@ -138,3 +139,23 @@ def test_long_refusals_are_cut_short_for_people() -> None:
     refusal = Refusal(tuple((f"n{i}", "dead") for i in range(6)))
     assert refusal.summary() == "n0: dead; n1: dead; n2: dead; n3: dead; and 2 more nodes"
     assert Refusal(()).summary() == "no nodes have joined"
+
+
+@given(
+    requests,
+    fleets(),
+    st.lists(st.booleans(), max_size=30),
+    st.sets(st.sampled_from(["id-0", "id-1", "id-2"])),
+)
+def test_many_at_once_are_placed_as_one_after_the_other(
+    request: PlacementRequest, fleet: tuple[NodeRoom, ...], standbys: list[bool], shun: set[str]
+) -> None:
+    request = replace(request, shun=frozenset(shun))
+    board, rooms = PlacementBoard(request, fleet), {node.node_id: node for node in fleet}
+    for standby in standbys:
+        expected = choose_placement(replace(request, standby=standby), tuple(rooms.values()))
+        assert board.place(standby=standby) == expected
+        if isinstance(expected, Placement):
+            rooms[expected.node_id] = rooms[expected.node_id].reserve(
+                expected.accelerator_uuids, request.bytes_each, standby=standby
+            )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 
@@ -154,6 +155,84 @@ def choose_placement(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Pl
     return Placement(node.node_id, node.name, uuids, spread.why(node, len(fitting)))
 
 
+class PlacementBoard:
+    """Rooms of all nodes, for placing many replicas of one deployment, one after the other.
+
+    Each is placed as `choose_placement` would place it with the rooms as they are by then, at the cost of
+    a look at the best node of each failure domain instead of one at every node.
+    """
+
+    def __init__(self, request: PlacementRequest, rooms: Iterable[NodeRoom]) -> None:
+        self._request = request
+        self._rooms = {room.node_id: room for room in rooms}
+        self._queues: dict[bool, _Queue] = {}
+
+    def place(self, *, standby: bool) -> Placement | Refusal:
+        """Choose a place for one more replica and reserve it."""
+        if standby not in self._queues:
+            request = replace(self._request, standby=standby)
+            self._queues[standby] = _Queue(request, self._rooms.values())
+        choice = self._queues[standby].first()
+        if isinstance(choice, Placement):
+            before, bytes_each = self._rooms[choice.node_id], self._request.bytes_each
+            room = before.reserve(choice.accelerator_uuids, bytes_each, standby=standby)
+            self._rooms[choice.node_id] = room
+            for queue in self._queues.values():
+                queue.replace(before, room)
+        return choice
+
+
+class _Queue:
+    """Nodes that fit one request: of each failure domain the best first, as a heap."""
+
+    def __init__(self, request: PlacementRequest, rooms: Iterable[NodeRoom]) -> None:
+        self._request = request
+        self._rooms: dict[str, NodeRoom] = {}
+        self._fitting: dict[str, tuple[str, ...]] = {}
+        self._heaps: dict[tuple[bool, str], list[tuple[tuple[int | str, ...], str, NodeRoom]]] = {}
+        self._spread = _Spread(request)
+        self._refusal: Refusal | None = None
+        for room in rooms:
+            self._spread.count(room, usable=not _refusal(request, room))
+            self._take_in(room)
+
+    def first(self) -> Placement | Refusal:
+        """The node that is to be taken next, and which of its accelerators."""
+        if not self._fitting:
+            if self._refusal is None:
+                refused = choose_placement(self._request, tuple(self._rooms.values()))
+                self._refusal = refused if isinstance(refused, Refusal) else Refusal(())
+            return self._refusal
+        node = min(self._best_of_each(), key=self._spread.rank)
+        why = self._spread.why(node, len(self._fitting))
+        return Placement(node.node_id, node.name, self._fitting[node.node_id], why)
+
+    def replace(self, before: NodeRoom, room: NodeRoom) -> None:
+        """Take note of what a node has become by a reservation."""
+        self._spread.recount(before, room)
+        self._take_in(room)
+
+    def _take_in(self, room: NodeRoom) -> None:
+        self._rooms[room.node_id], self._refusal = room, None
+        uuids = _refusal(self._request, room) or _fit(self._request, room)
+        if isinstance(uuids, str):
+            self._fitting.pop(room.node_id, None)
+            return
+        self._fitting[room.node_id] = uuids
+        heap = self._heaps.setdefault((room.node_id in self._request.shun, room.domain), [])
+        heapq.heappush(heap, (self._spread.rank_within(room), room.node_id, room))
+
+    def _best_of_each(self) -> Iterator[NodeRoom]:
+        for heap in self._heaps.values():
+            while heap and not self._is_current(heap[0][2]):
+                heapq.heappop(heap)
+            if heap:
+                yield heap[0][2]
+
+    def _is_current(self, room: NodeRoom) -> bool:
+        return self._rooms[room.node_id] is room and room.node_id in self._fitting
+
+
 class _Spread:
     """Counts of the deployment by failure domain, and the order of nodes that follows."""
 
@@ -173,9 +252,16 @@ class _Spread:
         self._total += node.same_deployment
         self._nodes += usable
 
+    def recount(self, before: NodeRoom, after: NodeRoom) -> None:
+        """Take in what changed on one node that was counted."""
+        more = after.same_deployment - before.same_deployment
+        self._serving[after.domain] += more
+        self._total += more
+        self._standbys[after.domain] += after.same_standby - before.same_standby
+
     def rank(self, node: NodeRoom) -> tuple[int | str, ...]:
         """Lower is better."""
-        free = sum(a.free_bytes for a in node.accelerators if a.is_usable)
+        free = _free_bytes(node)
         shunned = int(node.node_id in self._request.shun)
         domain = node.domain
         if self._request.standby:
@@ -184,6 +270,11 @@ class _Spread:
         # What the domain lacks of its share of one more, times the number of nodes: whole numbers.
         lacks = (self._total + 1) * self._usable[domain] - self._serving[domain] * self._nodes
         return (shunned, -lacks, node.same_deployment, -free, node.name)
+
+    def rank_within(self, node: NodeRoom) -> tuple[int | str, ...]:
+        """What orders nodes of one failure domain, of which all or none are shunned, as `rank` does."""
+        same_standby = node.same_standby if self._request.standby else 0
+        return (node.same_deployment, same_standby, -_free_bytes(node), node.name)
 
     def why(self, node: NodeRoom, fitting: int) -> str:
         """Say why this node."""
@@ -194,6 +285,10 @@ class _Spread:
             f"{count} of {self._total} of this deployment in its {domain}, {node.same_deployment} on it: "
             f"the least of its fair share among {fitting} nodes that fit"
         )
+
+
+def _free_bytes(node: NodeRoom) -> int:
+    return sum(a.free_bytes for a in node.accelerators if a.is_usable)
 
 
 def _refusal(request: PlacementRequest, node: NodeRoom) -> str:

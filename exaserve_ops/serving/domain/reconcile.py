@@ -23,7 +23,7 @@ from exaserve_ops.serving.domain.healing import (
     plan_overdue,
     plan_quarantine,
 )
-from exaserve_ops.serving.domain.placement import NodeRoom, Refusal, choose_placement
+from exaserve_ops.serving.domain.placement import NodeRoom, PlacementBoard, Refusal
 from exaserve_ops.serving.domain.standbys import plan_promotions
 from exaserve_ops.serving.domain.steps import (
     Create,
@@ -154,16 +154,13 @@ def _place(
     """Place what waits into the rooms, which shrink with it."""
     steps: list[Step] = []
     shun = frozenset(node_id for node_id, _ in snapshot.healing.failed_nodes)
+    board = PlacementBoard(replace(snapshot.request, shun=shun), rooms.values())
     for replica in pending:
-        standby = replica.role == STANDBY
-        request = replace(snapshot.request, standby=standby, shun=shun)
-        choice = choose_placement(request, tuple(rooms.values()))
+        choice = board.place(standby=replica.role == STANDBY)
         if isinstance(choice, Refusal):
             # The same reason again is no news: the record keeps one row for one change.
             if replica.reason != choice.summary():
                 steps.append(Wait(replica.id, choice.summary()))
             continue
-        room = rooms[choice.node_id]
-        rooms[choice.node_id] = room.reserve(choice.accelerator_uuids, request.bytes_each, standby=standby)
         steps.append(Place(replica.id, choice))
     return steps
