@@ -19,25 +19,26 @@ _START_SECONDS = 15.0
 class Valkey:
     """One server. May be killed and started again; nothing is kept on disk unless asked for."""
 
-    def __init__(self, folder: Path, *, port: int = 0) -> None:
+    def __init__(self, folder: Path, *, port: int = 0, host: str = "127.0.0.1") -> None:
         # A Unix socket's name is limited to 107 bytes, and a test's folder may be deep.
         self._socket_dir = Path(tempfile.mkdtemp(prefix="vk-"))
         self._folder = folder
         self._port = port
+        self._host = host
         self.socket = self._socket_dir / "s"
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """`redis://` if it listens on a port, else `unix://`."""
-        return f"redis://127.0.0.1:{self._port}/0" if self._port else f"unix://{self.socket}?db=0"
+        return f"redis://{self._host}:{self._port}/0" if self._port else f"unix://{self.socket}?db=0"
 
     def start(self) -> None:
         """Start and wait until it answers."""
         self.process = subprocess.Popen(
             [
                 str(get_binary_path()),
-                *("--port", str(self._port), "--bind", "127.0.0.1"),
+                *("--port", str(self._port), "--bind", self._host, "--protected-mode", "no"),
                 *("--unixsocket", str(self.socket), "--unixsocketperm", "700"),
                 *("--save", "", "--appendonly", "no", "--dir", str(self._folder)),
                 *("--maxmemory-policy", "noeviction", "--logfile", str(self._folder / "valkey.log")),

@@ -15,9 +15,19 @@ from tests.fakes.control_plane import ControlPlane, PaperNodes
 
 
 @pytest.fixture
-def plane(tmp_path: Path, redis_client: object) -> Iterator[ControlPlane]:  # noqa: ARG001 - empties the store
+def plane_store() -> Path | None:
+    """Socket of the control plane's store, for tests that need one of their own."""
+    return None
+
+
+@pytest.fixture
+def plane(
+    tmp_path: Path,
+    plane_store: Path | None,
+    redis_client: object,  # noqa: ARG001 - empties the store
+) -> Iterator[ControlPlane]:
     sockets = Path(tempfile.mkdtemp(prefix="tap-"))
-    plane = ControlPlane(tmp_path, sockets)
+    plane = ControlPlane(tmp_path, sockets, plane_store)
     try:
         yield plane
         assert plane.strange_errors() == []
