@@ -87,4 +87,5 @@ def page_frame(request: HttpRequest) -> dict[str, Any]:
         "here": here,
         "problem_count": SimpleLazyObject(count_open_problems),
         "debug": settings.DEBUG,
+        "redis_password_is_shared": not settings.ENV.redis_node_users,
     }

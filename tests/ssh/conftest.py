@@ -24,6 +24,8 @@ from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.ssh_credentials import CredentialVault
 from exaserve_ops.adapters.ssh_scripts import UNINSTALL
 from exaserve_ops.adapters.ssh_site import SiteSettings, SshSites
+from exaserve_ops.adapters.store_users import RedisStoreUsers
+from exaserve_ops.api.ports import store_users
 from exaserve_ops.controllers.installations import InstallationPorts, Installations
 from exaserve_ops.inventory.domain.installation import Credentials
 from exaserve_ops.inventory.models import NodeInstallation
@@ -116,6 +118,12 @@ class Plant:
         assert row.status == "confirming", row.status_reason
         confirm_host_key(row.pk, row.offered_fingerprint, actor="user:olga", now=clock.now())
         return self.settle(row)
+
+
+@pytest.fixture(autouse=True)
+def _store_users(redis_client: redis.Redis) -> None:
+    """Agents that are installed join, and get users of their own."""
+    store_users.use(RedisStoreUsers(redis_client))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -181,7 +182,10 @@ def test_session_stays_with_its_replica_over_the_death_of_valkey(fleet: FleetRun
     messages = [{"role": "user", "content": f"{session_id}: remember this, and tell me of the sea."}]
     first = client.ask(messages, session_id=session_id)
     identity = json.loads((fleet.var / "nodes" / "node-1" / "identity.json").read_text())
-    with redis.Redis.from_url(identity["redis_url"]) as store:
+    password = (fleet.var / "secrets" / "valkey_password").read_text().strip()
+    own = urlsplit(identity["redis_url"])
+    assert own.username == f"exaops-node-{identity['node_id']}"
+    with redis.Redis(unix_socket_path=own.path, password=password) as store:
         assert store.execute_command("WAITAOF", 1, 0, 5000)[0] == 1  # a second's loss is allowed; wait it out
 
     kill_program(fleet, "valkey")
