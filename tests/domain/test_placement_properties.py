@@ -137,7 +137,7 @@ def test_filling_the_fleet_never_promises_memory_twice(
 
 def test_long_refusals_are_cut_short_for_people() -> None:
     refusal = Refusal(tuple((f"n{i}", "dead") for i in range(6)))
-    assert refusal.summary() == "n0: dead; n1: dead; n2: dead; n3: dead; and 2 more nodes"
+    assert refusal.summary() == "no node of many will do, mostly: dead"
     assert Refusal(()).summary() == "no nodes have joined"
 
 

@@ -9,7 +9,7 @@ superfluous and the count of the wish settles it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from exaserve_ops.serving.domain import lifecycle as states
@@ -95,6 +95,8 @@ class Healing:
     rooms: dict[str, NodeRoom]
     holds: dict[str, str]
     """Why each one that is not healed now is not; filled by `plan`."""
+    refused: dict[PlacementRequest, Refusal] = field(default_factory=dict)
+    """What had no room has none later in the same pass: rooms only shrink."""
 
     def plan(self, kept: Iterable[ReplicaFacts]) -> list[Step]:
         """Return the steps for those that ail, and the holds that are new or over."""
@@ -135,13 +137,21 @@ class Healing:
         refusal = budget.refusal(replica, ailment)
         if refusal:
             return Hold(replica.id, refusal)
-        choice = choose_placement(self._request(replica, ailment), tuple(self.rooms.values()))
+        choice = self._choose(self._request(replica, ailment))
         if isinstance(choice, Refusal):
             return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice.summary()}")
         self._reserve(choice, standby=replica.role == "standby")
         budget.spend(replica, ailment)
         why = f"takes the place of {replica.name}: {ailment.why}"
         return Replace(replica.id, choice, replica.role, ailment.cause, why)
+
+    def _choose(self, request: PlacementRequest) -> Placement | Refusal:
+        """Choose a place; a look at every accelerator of the fleet, but one only for all that find none."""
+        known = self.refused.get(request)
+        choice = known or choose_placement(request, tuple(self.rooms.values()))
+        if isinstance(choice, Refusal):
+            self.refused[request] = choice
+        return choice
 
     def _request(self, replica: ReplicaFacts, ailment: Ailment) -> PlacementRequest:
         avoid = {replica.node_id} if ailment.cause in {FAILED, SLOW} else set()

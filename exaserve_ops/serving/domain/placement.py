@@ -7,6 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+_NOT_NAMED = "not among the deployment's nodes"
+
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorRoom:
@@ -123,12 +125,17 @@ class Refusal:
     reasons: tuple[tuple[str, str], ...]
 
     def summary(self, *, limit: int = 4) -> str:
-        """One line for people: `no nodes`, or the reasons of the first few."""
+        """One line for people: `no nodes`, each node's reason, or of many nodes the one that most give.
+
+        It stays the same while single nodes of many come and go: each new text is an event.
+        """
         if not self.reasons:
             return "no nodes have joined"
-        shown = "; ".join(f"{name}: {reason}" for name, reason in self.reasons[:limit])
-        more = len(self.reasons) - limit
-        return shown + (f"; and {more} more nodes" if more > 0 else "")
+        told = [pair for pair in self.reasons if pair[1] != _NOT_NAMED] or self.reasons
+        if len(told) <= limit:
+            return "; ".join(f"{name}: {reason}" for name, reason in told)
+        counts = Counter(reason for _, reason in told)
+        return f"no node of many will do, mostly: {max(counts, key=lambda reason: (counts[reason], reason))}"
 
 
 def choose_placement(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement | Refusal:
@@ -294,7 +301,7 @@ def _free_bytes(node: NodeRoom) -> int:
 def _refusal(request: PlacementRequest, node: NodeRoom) -> str:
     """Why the node will not do however much memory is free; empty where it may do."""
     if request.nodes and node.name not in request.nodes:
-        return "not among the deployment's nodes"
+        return _NOT_NAMED
     if not node.accepts:
         return node.refusal
     if node.node_id in request.avoid:
