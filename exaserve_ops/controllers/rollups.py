@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from datetime import datetime
 from uuid import UUID
 
@@ -17,15 +18,15 @@ class RollupRecorder:
     def __init__(self, state: FleetState) -> None:
         self._state = state
         self._minute = _minute_of(clock.now())
-        self._samples: dict[UUID, MinuteSamples] = {}
+        self._samples: defaultdict[str, MinuteSamples] = defaultdict(MinuteSamples)
 
     def step(self) -> None:
         """Take one sample of everything; write the last minute down if it is over."""
         minute = _minute_of(clock.now())
         if minute != self._minute:
-            done, self._samples = self._samples, {}
+            done, self._samples = self._samples, defaultdict(MinuteSamples)
             finished, self._minute = self._minute, minute
-            record_minutes(finished, {key: s.summarise() for key, s in done.items()})
+            record_minutes(finished, {UUID(key): s.summarise() for key, s in done.items()})
         for _, seen in self._state.observed():
             if seen.load is None:
                 continue
@@ -38,7 +39,7 @@ class RollupRecorder:
                 itl_p95_seconds=seen.load.itl_p95_seconds,
                 prefix_hit_ratio=seen.load.prefix_hit_ratio,
             )
-            self._samples.setdefault(UUID(seen.replica_id), MinuteSamples()).samples.append(sample)
+            self._samples[seen.replica_id].samples.append(sample)
 
 
 def _minute_of(moment: datetime) -> datetime:

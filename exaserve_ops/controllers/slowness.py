@@ -31,29 +31,21 @@ class SlowWatch:
         """Compare the replicas of each deployment once."""
         loads = self._loads()
         peers: defaultdict[UUID, list[PeerSample]] = defaultdict(list)
-        recorded: dict[str, str] = {}
-        for replica_id, deployment_id, reason in ready_and_slow():
-            recorded[str(replica_id)] = reason
-            peers[deployment_id].append(_sample(str(replica_id), loads.get(str(replica_id))))
+        recorded: dict[str, Streak] = {}
+        for pk, deployment_id, reason in ready_and_slow():
+            replica_id = str(pk)
+            if reason:
+                recorded[replica_id] = Streak(slow=True, reason=reason)
+            peers[deployment_id].append(_sample(replica_id, loads.get(replica_id)))
         self._streaks = {
-            deployment_id: follow(self._known(deployment_id, samples, recorded), samples, self._policy)
+            # One that is new to us begins with the verdict on record.
+            deployment_id: follow({**recorded, **self._streaks.get(deployment_id, {})}, samples, self._policy)
             for deployment_id, samples in peers.items()
         }
         for streaks in self._streaks.values():
             for key, streak in streaks.items():
-                if streak.slow != bool(recorded[key]):
+                if streak.slow != (key in recorded):
                     record_slowness(UUID(key), streak.reason, actor=ACTOR, now=clock.now())
-
-    def _known(
-        self, deployment_id: UUID, samples: list[PeerSample], recorded: dict[str, str]
-    ) -> dict[str, Streak]:
-        """Streaks so far; a replica that is new to us begins with the verdict on record."""
-        known = self._streaks.get(deployment_id, {})
-        fresh = {
-            s.replica_id: Streak(slow=bool(recorded[s.replica_id]), reason=recorded[s.replica_id])
-            for s in samples
-        }
-        return {**fresh, **known}
 
     def _loads(self) -> dict[str, ReplicaLoad]:
         return {

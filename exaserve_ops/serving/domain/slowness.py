@@ -52,6 +52,10 @@ class Streak:
     reason: str = ""
 
 
+_CALM = Streak()
+"""What nearly all are nearly always."""
+
+
 def find_outliers(samples: Sequence[PeerSample], policy: SlownessPolicy) -> dict[str, str]:
     """Return why, by id, for each replica that is an outlier in this one look."""
     busy = [s for s in samples if (s.requests_per_second or 0.0) >= policy.least_requests_per_second]
@@ -69,14 +73,14 @@ def follow(
     """Take in one look at all replicas of one deployment; those that are gone are forgotten."""
     outliers = find_outliers(samples, policy)
     return {
-        s.replica_id: _follow_one(streaks.get(s.replica_id, Streak()), outliers.get(s.replica_id, ""), policy)
+        s.replica_id: _follow_one(streaks.get(s.replica_id, _CALM), outliers.get(s.replica_id, ""), policy)
         for s in samples
     }
 
 
 def _follow_one(streak: Streak, outlying: str, policy: SlownessPolicy) -> Streak:
     if bool(outlying) == streak.slow:
-        return Streak(0, streak.slow, streak.reason)
+        return Streak(0, streak.slow, streak.reason) if streak.looks else streak
     needed = policy.looks_to_clear if streak.slow else policy.looks_to_flag
     if streak.looks + 1 < needed:
         return Streak(streak.looks + 1, streak.slow, streak.reason)
