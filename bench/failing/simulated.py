@@ -172,4 +172,5 @@ def _deaths_since(simulated: Simulation, began: float) -> int:
 def _waits(run: FleetRun) -> dict[str, int]:
     """Why replicas are not healed yet, at the end."""
     rows = all_rows(run, "/api/v1/replicas?page_size=500")
-    return tally(str(row.get("healing_note") or "") for row in rows if row["status"] != "ready")
+    notes = (str(row.get("healing_note") or "") for row in rows if row["status"] != "ready")
+    return tally(note.partition("; ")[2] or note for note in notes)  # without the node's name

@@ -73,13 +73,20 @@ def _log_failure(health: LoopHealth) -> None:
 
 
 class KeyQueue:
-    """Keys to reconcile. Thread-safe; each key is in it at most once, with the earliest due time."""
+    """Keys to reconcile. Thread-safe; each key is in it at most once, with the earliest due time.
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    Keys of `urgent` kinds go before all others.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, *, urgent: frozenset[str] = frozenset()
+    ) -> None:
         self._clock = clock
+        self._urgent = urgent
         self._condition = threading.Condition()
         self._due: dict[tuple[str, str], float] = {}
         self._heap: list[tuple[float, tuple[str, str]]] = []
+        self._urgent_heap: list[tuple[float, tuple[str, str]]] = []
         self._busy: set[tuple[str, str]] = set()
         self._failures: dict[tuple[str, str], int] = {}
 
@@ -91,19 +98,21 @@ class KeyQueue:
             if self._due.get(entry, float("inf")) <= due:
                 return
             self._due[entry] = due
-            heapq.heappush(self._heap, (due, entry))
-            self._condition.notify()
+            heapq.heappush(self._heap_of(entry), (due, entry))
+            self._condition.notify_all()  # the one that wakes may not be the one for it
 
-    def take(self, timeout_seconds: float) -> tuple[str, str] | None:
+    def take(self, timeout_seconds: float, *, urgent_only: bool = False) -> tuple[str, str] | None:
         """Return a due key that nobody works on; `None` after the time-out."""
+        heaps = (self._urgent_heap,) if urgent_only else (self._urgent_heap, self._heap)
         deadline = self._clock() + timeout_seconds
         with self._condition:
             while True:
-                entry = self._pop_due()
+                entry = next(filter(None, map(self._pop_due, heaps)), None)
                 if entry is not None:
                     self._busy.add(entry)
                     return entry
-                wait = min(deadline, self._next_due()) - self._clock()
+                next_due = min((heap[0][0] for heap in heaps if heap), default=float("inf"))
+                wait = min(deadline, next_due) - self._clock()
                 if self._clock() >= deadline:
                     return None
                 self._condition.wait(max(0.0, wait))
@@ -119,8 +128,8 @@ class KeyQueue:
                 self._failures.pop(entry, None)
             failures = self._failures.get(entry, 0)
             if entry in self._due:  # rang while it was worked on: its heap entry may have been passed
-                heapq.heappush(self._heap, (self._due[entry], entry))
-            self._condition.notify()
+                heapq.heappush(self._heap_of(entry), (self._due[entry], entry))
+            self._condition.notify_all()  # the one that wakes may not be the one for it
         if failed:
             self.add(kind, key, after_seconds=backoff_seconds(failures))
 
@@ -128,14 +137,14 @@ class KeyQueue:
         """How many keys wait."""
         return len(self._due)
 
-    def _pop_due(self) -> tuple[str, str] | None:
-        while self._heap and self._heap[0][0] <= self._clock():
-            due, entry = heapq.heappop(self._heap)
+    def _heap_of(self, entry: tuple[str, str]) -> list[tuple[float, tuple[str, str]]]:
+        return self._urgent_heap if entry[0] in self._urgent else self._heap
+
+    def _pop_due(self, heap: list[tuple[float, tuple[str, str]]]) -> tuple[str, str] | None:
+        while heap and heap[0][0] <= self._clock():
+            due, entry = heapq.heappop(heap)
             if self._due.get(entry) != due or entry in self._busy:
                 continue
             del self._due[entry]
             return entry
         return None
-
-    def _next_due(self) -> float:
-        return self._heap[0][0] if self._heap else float("inf")

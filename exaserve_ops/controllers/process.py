@@ -45,6 +45,8 @@ from exaserve_ops.lib import clock
 
 RESYNC_SECONDS = 30.0
 RECONCILE_THREADS = 2
+URGENT = frozenset({"takeover", "routes"})
+"""Somebody's requests wait for these: they have a thread that no plan of a large deployment holds up."""
 LEAD_POLL_SECONDS = 0.25
 RENEW_SECONDS = 0.5
 GATHER_SECONDS = 0.1
@@ -110,7 +112,7 @@ class Controllers:
     def __init__(self, adapters: Adapters) -> None:
         self._adapters = adapters
         self._stop = threading.Event()
-        self._queue = KeyQueue()
+        self._queue = KeyQueue(urgent=URGENT)
         self._state = FleetState()
         self._ingest = Ingest(
             adapters.reports, adapters.link, adapters.ingest_publisher, self._state, self._queue
@@ -182,6 +184,7 @@ class Controllers:
             self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),
             *self._user_threads(),
+            self._thread("reconcile-urgent", self._work_urgently, 0.0),
             *(self._thread(f"reconcile-{n}", self._work, 0.0) for n in range(RECONCILE_THREADS)),
         ]
         for thread in threads:
@@ -255,7 +258,12 @@ class Controllers:
             self._reconcilers.ring(kind, key)
 
     def _work(self) -> None:
-        taken = self._queue.take(0.5)
+        self._reconcile(self._queue.take(0.5))
+
+    def _work_urgently(self) -> None:
+        self._reconcile(self._queue.take(0.5, urgent_only=True))
+
+    def _reconcile(self, taken: tuple[str, str] | None) -> None:
         if taken is None:
             return
         started = time.monotonic()

@@ -156,9 +156,12 @@ class Reconcilers:
         snapshot = deployment_snapshot(deployment_id, active_sessions=active, now=now)
         if snapshot is None:
             return
-        for place_steps, steps in groupby(plan_deployment(snapshot, now=now), _is_place):
+        plan = plan_deployment(snapshot, now=now)
+        for place_steps, steps in groupby(plan, _is_place):
             for batch in _by_node(steps) if place_steps else ((step,) for step in steps):
                 self._carry_out(deployment_id, *batch)
+        if any(isinstance(step, Promote) for step in plan):
+            self._queue.add("routes", "all")  # what rang for it keeps its distance from the write before
 
     def _carry_out(self, deployment_id: UUID, *steps: Step) -> None:
         """Carry out one step, or several placements in one transaction."""

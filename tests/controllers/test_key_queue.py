@@ -89,6 +89,38 @@ def test_a_key_that_rings_while_it_is_worked_on_comes_again_after() -> None:
     assert queue.take(0.0) == ("node", "n")
 
 
+def test_urgent_kinds_go_first_and_have_a_thread_that_takes_nothing_else() -> None:
+    queue = KeyQueue(clock=lambda: 10.0, urgent=frozenset({"routes"}))
+    queue.add("deployment", "x")
+    assert queue.take(0.0, urgent_only=True) is None
+    queue.add("routes", "all")
+    assert queue.take(0.0) == ("routes", "all")
+    queue.add("routes", "all")
+    assert queue.take(0.0, urgent_only=True) is None, "somebody works on it"
+    queue.done("routes", "all")
+    assert queue.take(0.0, urgent_only=True) == ("routes", "all")
+    assert queue.take(0.0) == ("deployment", "x")
+
+
+def test_key_wakes_the_thread_that_may_take_it() -> None:
+    queue = KeyQueue(urgent=frozenset({"routes"}))
+    taken: dict[bool, object] = {}
+
+    def work(*, urgent_only: bool) -> None:
+        taken[urgent_only] = queue.take(20.0, urgent_only=urgent_only)
+
+    threads = {
+        urgent: threading.Thread(target=work, kwargs={"urgent_only": urgent}) for urgent in (True, False)
+    }
+    threads[True].start()
+    threads[False].start()
+    queue.add("node", "n")
+    threads[False].join(10)
+    queue.add("routes", "all")
+    threads[True].join(10)
+    assert taken == {False: ("node", "n"), True: ("routes", "all")}
+
+
 def test_threads_never_hold_one_key_at_once() -> None:
     queue = KeyQueue()
     held: Counter[str] = Counter()
