@@ -72,6 +72,7 @@ class LocalNode:
         self.scraper.stop()
         left = stop_replicas(self.node_id, self.journal, grace_seconds=0.5)
         for runner in self._runners:
+            runner.close()
             runner.reap()
         self.journal.close()
         assert left == ()

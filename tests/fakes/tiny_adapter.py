@@ -14,6 +14,8 @@ _SCRIPT = Path(__file__).with_name("tiny_engine.py")
 class TinyAdapter:
     """Launches `tiny_engine.py`; its options are passed on as they are."""
 
+    preload: tuple[str, ...] = ()
+
     name = "tiny"
     port_count = 2
     health_path = "/health"
@@ -27,9 +29,14 @@ class TinyAdapter:
         self.check_options(options)
         settings = [f"{key}={value}" for key, value in options.items() if key != "port"]
         port = options.get("port", context.ports[0])
+        arguments = (context.host, str(port), *settings)
+        env = {names.ENV_ENGINE_API_KEY: context.api_key, "TINY_RUNTIME": str(context.runtime_dir)}
         return Launch(
-            argv=(sys.executable, "-u", str(_SCRIPT), context.host, str(port), *settings),
-            env={names.ENV_ENGINE_API_KEY: context.api_key, "TINY_RUNTIME": str(context.runtime_dir)},
+            argv=(sys.executable, "-u", str(_SCRIPT), *arguments),
+            env=env | ({"PYTHONPATH": str(_SCRIPT.parents[2])} if self.preload else {}),
+            module="tests.fakes.tiny_engine" if self.preload else "",
+            arguments=arguments,
+            preload=self.preload,
         )
 
     def parse_metrics(self, page: str) -> EngineSample:
@@ -38,3 +45,9 @@ class TinyAdapter:
         return EngineSample(
             requests_running=int(said["running"]), requests_waiting=0, generation_tokens=tokens
         )
+
+
+class ForkedTinyAdapter(TinyAdapter):
+    """The same engine, forked off a template process that has its imports."""
+
+    preload = ("http.server",)

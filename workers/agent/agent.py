@@ -177,6 +177,7 @@ class Agent:
         self._foreign.stop()
         self._hardware.stop()
         self._loop.stop()
+        self._runner.close()
         self._tailer.stop()
         self._scraper.stop()
         self._reporter.stop()

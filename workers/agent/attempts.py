@@ -7,7 +7,7 @@ import shutil
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from workers.agent.supervisor import (
     Terminate,
     launch_digest,
 )
+from workers.agent.templates import TemplateProcess, Templates
 from workers.engines import base
 from workers.probes.limits import read_limits, usable_cpu_count
 from workers.protocol import digests
@@ -62,6 +63,7 @@ class AttemptRunner:
         self._verifier = verifier
         self._adapters = adapters
         self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
+        self._templates = Templates(home.logs / "template.log", enabled=config.template_processes)
         self.accelerators: tuple[AcceleratorInfo, ...] = ()
         """As discovered; set before the first launch."""
 
@@ -77,7 +79,9 @@ class AttemptRunner:
         self, action: Action, spec: ReplicaSpec | None, attempt: AttemptRow | None, *, now: float
     ) -> None:
         """Do one thing. What goes wrong with a launch is recorded with the replica."""
-        logger.info("%s: %s", type(action).__name__.lower(), action)
+        # A launch that has to wait would say so each round.
+        level = logging.DEBUG if isinstance(action, Launch) else logging.INFO
+        logger.log(level, "%s: %s", type(action).__name__.lower(), action)
         match action:
             case CheckModel() | Launch():
                 if spec is not None:  # the plan makes these only for what is wished for
@@ -114,12 +118,16 @@ class AttemptRunner:
         except NoPortError as error:
             logger.warning("%s waits: %s", spec.replica_id, error)
             return
+        template = self._templates.find(launch, now=now)
+        if template is not None and not template.is_ready():
+            return  # its imports take as long as the engine's own would
         try:
             self._journal.open_attempt(row)
         except sqlite3.IntegrityError as error:
             logger.warning("%s: lease lost (%s), next round", spec.replica_id, error)
             return
-        self._start(row, launch)
+        logger.info("launch: %s", action)
+        self._start(row, launch, template)
 
     def _prepare(
         self, action: Launch, spec: ReplicaSpec, adapter: base.EngineAdapter, now: float
@@ -169,25 +177,29 @@ class AttemptRunner:
         )
         return row, launch
 
-    def _start(self, row: AttemptRow, launch: base.Launch) -> None:
+    def _start(self, row: AttemptRow, launch: base.Launch, template: TemplateProcess | None) -> None:
         try:
-            child = processes.start_attempt(
-                launch,
-                self.label(*row.key),
-                runtime_dir=Path(row.runtime_dir),
-                log_file=Path(row.log_file),
-            )
+            pid = self._spawn(row, launch, template)
         except LaunchError as error:
             self._journal.change_attempt(row.key, stop_reason=str(error), stop_blames_engine=True)
             return
-        self._children[row.key] = child
-        stat = processes.read_stat(child.pid)
+        stat = processes.read_stat(pid)
         ticks = stat.id.start_ticks if stat else None
-        known = self._journal.change_attempt(row.key, pid=child.pid, start_ticks=ticks)
+        known = self._journal.change_attempt(row.key, pid=pid, start_ticks=ticks)
         if not known:
             # This loop was thought dead and another one closed the attempt: it must not live on.
             leader = stat.id if stat else None
             processes.kill_group(None, processes.members(leader, self.label(*row.key)))
+
+    def _spawn(self, row: AttemptRow, launch: base.Launch, template: TemplateProcess | None) -> int:
+        """Start the shim and with it the engine; return the shim's pid. Raises `LaunchError`."""
+        label, runtime_dir, log_file = self.label(*row.key), Path(row.runtime_dir), Path(row.log_file)
+        if template is not None:
+            template.engines.add(row.engine)
+            return template.start_attempt(launch, label, runtime_dir=runtime_dir, log_file=log_file)
+        child = processes.start_attempt(launch, label, runtime_dir=runtime_dir, log_file=log_file)
+        self._children[row.key] = child
+        return child.pid
 
     def _cpu_threads(self) -> int:
         if self._config.cpu_threads:
@@ -235,6 +247,14 @@ class AttemptRunner:
         )
         shutil.rmtree(runtime_dir, ignore_errors=True)
         logs.prune_attempts(log_file.parent, keep=_KEPT_LOGS)
+
+    def rest(self, engines: Iterable[str], *, now: float) -> None:
+        """Let go of what only launches of other engines than these would need."""
+        self._templates.rest(engines, now=now)
+
+    def close(self) -> None:
+        """End what serves launches; replicas go on."""
+        self._templates.stop()
 
     def reap(self) -> None:
         """Collect the shims that have ended; those that still run are nobody's children then."""

@@ -32,6 +32,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Upper bound for replicas on a node without accelerators; 0: 80% of what the host has."""
     cpu_threads: int = 0
     """Threads for each replica on a CPU; 0: an even share of the host's cores."""
+    template_processes: bool = True
+    """Fork engines off a process that has their imports; false: start each as a program of its own."""
     canary_seconds: float = 60.0
     """Command intake that has been silent for longer is restarted."""
     stop_grace_seconds: float = 10.0

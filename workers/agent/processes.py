@@ -80,9 +80,7 @@ def start_attempt(
     """
     try:
         runtime_dir.mkdir(mode=_PRIVATE_FOLDER, parents=True)
-        log_file.parent.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
-        # O_APPEND lets the agent cut an overgrown log while the engine goes on writing.
-        log = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _PRIVATE_FILE)
+        log = open_log(log_file)
         try:
             return subprocess.Popen(  # noqa: S603 - an argument vector from an adapter, no shell
                 [sys.executable, "-I", "-S", str(_SHIM), str(runtime_dir), *launch.argv],
@@ -99,6 +97,13 @@ def start_attempt(
         raise LaunchError(f"cannot start: {error.strerror} ({error.filename})") from error
 
 
+def open_log(log_file: Path) -> int:
+    """Open a log to append to, closed to others, in a folder that is made if need be."""
+    log_file.parent.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
+    # O_APPEND lets the agent cut an overgrown log while the engine goes on writing.
+    return os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _PRIVATE_FILE)
+
+
 def clean_environment(wanted: Mapping[str, str], label: LaunchLabel, runtime_dir: Path) -> dict[str, str]:
     """The engine's whole environment: nothing of the agent's own reaches it but the PATH."""
     return {
@@ -107,6 +112,13 @@ def clean_environment(wanted: Mapping[str, str], label: LaunchLabel, runtime_dir
         "HOME": str(runtime_dir),
         "TMPDIR": str(runtime_dir),
         **wanted,
+        **shown_label(label),
+    }
+
+
+def shown_label(label: LaunchLabel) -> dict[str, str]:
+    """The part of an engine's environment by which its processes are found."""
+    return {
         names.ENV_NODE: label.node_id,
         names.ENV_REPLICA: label.replica_id,
         names.ENV_ATTEMPT: str(label.attempt),

@@ -74,6 +74,7 @@ class Reconciler:
         snapshot = self._take(now)
         decisions = plan(snapshot.facts, wish_known=snapshot.wish is not None, now=now, policy=self._policy)
         self.last_error = self._apply(snapshot, decisions, now, gate)
+        self._runner.rest(_engines(snapshot), now=now)
         self._scraper.watch(self._targets(snapshot))
         self._publish(snapshot, decisions, now)
         self._cut_logs(snapshot, now)
@@ -137,6 +138,11 @@ class Reconciler:
         self._logs_checked_at = now
         for row in snapshot.attempts.values():
             logs.cut_if_overgrown(Path(row.log_file), self._log_cap_bytes)
+
+
+def _engines(snapshot: Snapshot) -> set[str]:
+    wanted = {spec.engine for spec in snapshot.specs.values()}
+    return wanted | {row.engine for row in snapshot.attempts.values()}
 
 
 class Gate:

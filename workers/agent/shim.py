@@ -15,6 +15,10 @@ import signal
 import sys
 import time
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # without the import of typing, which every shim would pay for
+    from collections.abc import Callable
+
 _PR_SET_CHILD_SUBREAPER = 36
 _SPAWN_FAILED = 127
 _POLL_SECONDS = 0.05
@@ -24,21 +28,33 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def main(arguments: list[str]) -> int:
     """Run the engine to its end and clean up after it. Returns the shim's own exit code."""
     runtime_dir, argv = arguments[0], arguments[1:]
-    # Orphans of the engine become children of the shim instead of process 1: found, reaped, killed.
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    started = time.monotonic()
-    # A signal that comes before the engine exists waits for it.
-    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-    try:
-        engine = os.posix_spawnp(
+
+    def spawn() -> int:
+        return os.posix_spawnp(
             argv[0],
             argv,
             os.environ,
             setsigmask=(),
             setsigdef=(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores both; an engine must not
         )
+
+    return supervise(runtime_dir, spawn)
+
+
+def supervise(runtime_dir: str, spawn: Callable[[], int]) -> int:
+    """Start the engine by `spawn`, which returns its pid, and see it to its end. Returns 0.
+
+    `spawn` is called with SIGTERM, SIGINT and SIGHUP blocked; the engine must start with none blocked.
+    """
+    # Orphans of the engine become children of the shim instead of process 1: found, reaped, killed.
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    started = time.monotonic()
+    # A signal that comes before the engine exists waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    try:
+        engine = spawn()
     except OSError as error:
-        sys.stderr.write(f"cannot start {argv[0]}: {error.strerror}\n")
+        sys.stderr.write(f"cannot start {error.filename or 'the engine'}: {error.strerror}\n")
         _write_exit(runtime_dir, _SPAWN_FAILED, None, time.monotonic() - started)
         return 0
     _write(f"{runtime_dir}/engine.pid", str(engine))

@@ -50,6 +50,12 @@ class Launch:
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
+    module: str = ""
+    """Python module that `argv` runs, if it may be forked off a process that has its imports."""
+    arguments: tuple[str, ...] = ()
+    """What the module gets behind its name. Only with `module`."""
+    preload: tuple[str, ...] = ()
+    """Modules that take long to import and are the same for every replica. Only with `module`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,23 +18,24 @@ _PROCESS_START = "process_start_time_seconds"
 _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
-def own_launch(module: str, context: LaunchContext, arguments: Sequence[str]) -> Launch:
+def own_launch(
+    module: str, context: LaunchContext, arguments: Sequence[str], *, preload: tuple[str, ...] = ()
+) -> Launch:
     """Launch a module of ours with the agent's Python and a clean environment.
 
-    `-P` keeps the working folder off the module path, so no file that lies there is imported.
+    `-P` keeps the working folder off the module path, so no file that lies there is imported. With
+    `preload` the module may be forked off a process that has imported those modules.
     """
-    argv = (
-        sys.executable,
-        "-P",
-        "-m",
-        module,
+    whole = (
         f"--model-dir={context.model_dir}",
         f"--served-model-name={context.served_model_name}",
         f"--host={context.host}",
         f"--port={context.ports[0]}",
         *arguments,
     )
-    return Launch(argv=argv, env=_environment(context))
+    argv = (sys.executable, "-P", "-m", module, *whole)
+    forked = module if preload else ""
+    return Launch(argv, _environment(context), forked, whole if preload else (), preload)
 
 
 def parse_own_metrics(page: str) -> EngineSample:

@@ -12,6 +12,9 @@ from workers.engines.options import (
 )
 from workers.engines.own_launch import own_launch, parse_own_metrics
 
+_PRELOAD = ("workers.engines.torch_engine.loading", "workers.engines.openai_server.serve")
+"""torch, and all else that a replica imports before it reads its arguments."""
+
 _OPTIONS: dict[str, Option] = {
     "device": ChoiceOption(("auto", "cpu", "cuda")),
     "dtype": ChoiceOption(("auto", "float32", "bfloat16", "float16")),
@@ -51,7 +54,7 @@ class TorchAdapter:
         if context.weights_cache is not None:
             arguments.insert(0, f"--weights-cache={context.weights_cache}")
             arguments.insert(0, f"--model-digest={context.model_digest}")
-        return own_launch("workers.engines.torch_engine", context, arguments)
+        return own_launch("workers.engines.torch_engine", context, arguments, preload=_PRELOAD)
 
     def parse_metrics(self, page: str) -> EngineSample:
         """Read a metrics page. A bad line is dropped and noted; the rest is used."""
