@@ -31,7 +31,7 @@ from tests.fakes.node import wait_for
 from tests.fakes.tap import Tap
 from workers.protocol import digests
 from workers.simulation.config import SimulationConfig
-from workers.simulation.faults import Fault
+from workers.simulation.faults import Fault, parse_fault
 from workers.simulation.node import ENGINE, NodeIdentity
 from workers.simulation.process import Simulation
 from workers.simulation.serve import PORTS_PER_SLOT
@@ -217,6 +217,11 @@ class PaperNodes:
         self.simulation.stop()
         self._thread.join(10)
 
+    def strike(self, word: str) -> None:
+        """Let a fault begin now, said as `simulate --fault` takes it: `node-death@0s:nodes=sim-2`."""
+        with self.simulation.lock:
+            self.simulation.fleet.add_fault(parse_fault(word), time.monotonic())
+
     def launches(self) -> dict[str, int]:
         """Attempts so far of every replica that a node knows."""
         with self.simulation.lock:
@@ -261,7 +266,12 @@ def deploy(replicas: int, name: str = "chat") -> Deployment:
         name="paper", defaults={"digest": "sha256:0", "source": "file:///m"}
     )
     wish = DeploymentWish(
-        name=name, model_id=model.pk, replicas=replicas, engine=ENGINE, replica_memory_bytes=GIB
+        name=name,
+        model_id=model.pk,
+        replicas=replicas,
+        engine=ENGINE,
+        replica_memory_bytes=GIB,
+        drain_seconds=5,
     )
     return create_deployment(wish, actor="user:test", now=clock.now())
 
