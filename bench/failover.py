@@ -83,6 +83,7 @@ def _measure_simulated(folder: Path, plan: Plan, parts: Sequence[str]) -> dict[s
             say(json.dumps(found["simulated"]))
         if "quiet" in parts:
             found["quiet"] = asyncio.run(measure_quiet(simulated))
+            say(json.dumps(found["quiet"]))
     return found
 
 
@@ -91,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     # Whoever ends the benchmark ends its fleet: `finally` blocks run for this exception.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGALRM, _too_late)
+    signal.alarm(arguments.limit_seconds)
     plan = Plan(
         nodes=arguments.nodes,
         replicas=arguments.replicas,
@@ -112,6 +115,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _too_late(*_: object) -> None:
+    raise FleetRunError("it takes too long; what was measured so far stands above (see --limit-seconds)")
+
+
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench.failover", description="What a node's death costs.")
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
@@ -123,6 +130,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quiet-seconds", type=float, default=120.0, help="of loss and jitter in real time")
     parser.add_argument("--virtual-hours", type=float, default=1.0, help="of loss and jitter in virtual time")
     parser.add_argument("--kills", type=int, default=5, help="of real nodes")
+    parser.add_argument("--limit-seconds", type=int, default=900, help="give up after so long")
     return parser.parse_args(argv)
 
 

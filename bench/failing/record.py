@@ -118,7 +118,7 @@ def match_verdicts(
 
 
 @dataclass(slots=True)
-class _Loss:
+class Loss:
     """What the table lost with one node."""
 
     replicas: set[str] = field(default_factory=set)
@@ -128,14 +128,14 @@ class _Loss:
 
 def follow_tables(
     first: Mapping[str, str], changes: Sequence[TableChange], deaths: Sequence[Death]
-) -> dict[Death, _Loss]:
+) -> dict[Death, Loss]:
     """Find when each node's replicas left the table, and when others came in their stead.
 
     Whoever comes takes the place that has been empty longest: replicas of one deployment are alike,
     and so the number that serves is what counts. `first`: the table before the first change.
     """
     table = dict(first)
-    losses: dict[Death, _Loss] = {}
+    losses: dict[Death, Loss] = {}
     gaps: deque[Death | None] = deque()
     pending = deque(sorted(deaths, key=lambda one: one.at))
     open_deaths: dict[str, Death] = {}
@@ -143,7 +143,7 @@ def follow_tables(
         while pending and pending[0].at <= change.at:
             death = pending.popleft()
             open_deaths[death.node_id] = death
-            losses[death] = _Loss({name for name, node in table.items() if node == death.node_id})
+            losses[death] = Loss({name for name, node in table.items() if node == death.node_id})
         _apply(change, table, losses, gaps, open_deaths)
     return losses
 
@@ -151,7 +151,7 @@ def follow_tables(
 def _apply(
     change: TableChange,
     table: dict[str, str],
-    losses: Mapping[Death, _Loss],
+    losses: Mapping[Death, Loss],
     gaps: deque[Death | None],
     open_deaths: Mapping[str, Death],
 ) -> None:
@@ -172,7 +172,7 @@ def _apply(
 def judge(
     deaths: Sequence[Death],
     verdicts: Iterable[Verdict],
-    losses: Mapping[Death, _Loss],
+    losses: Mapping[Death, Loss],
     asked: Iterable[Asked],
 ) -> tuple[list[Outcome], list[Verdict]]:
     """Put together what was seen of each death, and return the verdicts that none explains."""
@@ -188,7 +188,7 @@ def judge(
 
 
 def _outcome(
-    death: Death, detect_seconds: float | None, loss: _Loss | None, pinned: Iterable[Asked]
+    death: Death, detect_seconds: float | None, loss: Loss | None, pinned: Iterable[Asked]
 ) -> Outcome:
     answers = [
         one.first_byte_at - death.at
@@ -196,7 +196,7 @@ def _outcome(
         if one.first_byte_at is not None and not one.failed and one.node_id != death.node_id
         if death.at <= one.started_at < (death.until or math.inf)
     ]
-    known = loss or _Loss()
+    known = loss or Loss()
     return Outcome(
         death=death,
         detect_seconds=detect_seconds,
