@@ -17,7 +17,7 @@ from exaserve_ops.adapters.leadership import LeaderLease
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.adapters.pulses import RedisPulseReader
-from exaserve_ops.adapters.reach_table import ReachReader
+from exaserve_ops.adapters.reach_table import ReachReader, place_token
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
 from exaserve_ops.adapters.ssh_credentials import CredentialVault
@@ -70,6 +70,7 @@ def build_controllers() -> Controllers:
             turns=TurnLogReader(_client(), consumer),
             doorbell=PostgresDoorbell(environment.database_url),
             reach=ReachReader(_client()),
+            place_token=place_token,
             installations=build_installation_ports(),
             store_users=build_store_user_keeper(),
         )

@@ -32,7 +32,7 @@ from exaserve_ops.controllers.ports import (
     RouteWriter,
     TurnSource,
 )
-from exaserve_ops.controllers.reach import ReachRecorder, ReachSource
+from exaserve_ops.controllers.reach import PlaceToken, ReachRecorder, ReachSource
 from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.controllers.rollups import RollupRecorder
 from exaserve_ops.controllers.slowness import LOOK_EVERY_SECONDS, SlowWatch
@@ -43,7 +43,8 @@ from exaserve_ops.health.services.leadership import record_new_leader
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib import clock
 
-RESYNC_SECONDS = 30.0
+RESYNC_SECONDS = 60.0
+UNSETTLED_SECONDS = 15.0
 RECONCILE_THREADS = 2
 URGENT = frozenset({"takeover", "routes"})
 """Somebody's requests wait for these: they have a thread that no plan of a large deployment holds up."""
@@ -100,6 +101,7 @@ class Adapters:
     turns: TurnSource
     doorbell: Doorbell
     reach: ReachSource
+    place_token: PlaceToken
     installations: InstallationPorts
     """SSH to machines that agents are put on."""
     store_users: store_users.StoreUserKeeper | None
@@ -125,7 +127,7 @@ class Controllers:
         self._turns = TurnRecorder(adapters.turns, self._live)
         self._rollups = RollupRecorder(self._state)
         self._slowness = SlowWatch(self._state)
-        self._reach = ReachRecorder(adapters.reach)
+        self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
         self._installations = Installations(adapters.installations, self._stop)
 
@@ -176,11 +178,12 @@ class Controllers:
             self._thread("detect", self._detect, 0.25, QUICK_BACKOFF_SECONDS),
             self._thread("doorbell", self._listen, 0.0),
             self._thread("resync", self._reconcilers.resync, RESYNC_SECONDS),
+            self._thread("unsettled", self._reconcilers.look_at_unsettled, UNSETTLED_SECONDS),
             self._thread("live", self._live.step, 1.0),
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),
             self._thread("slowness", self._slowness.step, LOOK_EVERY_SECONDS),
-            self._thread("reach", self._reach.step, 2.0),
+            self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),
             *self._user_threads(),

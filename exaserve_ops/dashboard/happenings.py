@@ -61,6 +61,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "waits": "waits for room",
         "restarted": "was restarted",
         "replaced": "is being replaced",
+        "reached": "was reached by a gateway",
         "unroutable": "cannot be reached by gateways",
         "routable_again": "can be reached again",
         "promoted": "was promoted to serve",

@@ -17,6 +17,7 @@ from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.telemetry.models import ReplicaMinute
@@ -32,7 +33,9 @@ def nodes_with_counts() -> QuerySet[Node]:
     live = ~Q(replicas__status=states.STOPPED) & Q(replicas__isnull=False)
     return Node.objects.select_related("failure_domain__parent__parent").annotate(
         replica_count=Count("replicas", live, distinct=True),
-        ready_count=Count("replicas", Q(replicas__status=states.READY), distinct=True),
+        ready_count=Count(
+            "replicas", Q(replicas__status=states.READY) & ~Q(replicas__reach__in=CLOSED), distinct=True
+        ),
         accelerator_count=Count("accelerators", Q(accelerators__split=False), distinct=True),
     )
 

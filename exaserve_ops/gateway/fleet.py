@@ -28,6 +28,7 @@ class ReplicaSlot:
         "mark",
         "name",
         "pool",
+        "reach",
         "record",
         "request_prefix",
     )
@@ -37,6 +38,8 @@ class ReplicaSlot:
         self.name = record.replica_id
         self.pool = pool
         self.in_flight = 0
+        self.reach: bool | None = None
+        """Whether this gateway could connect to it; `None` before it has tried."""
         self.capacity = 1
         self.mark = markdown.CLEAR
         self.group = NodeGroup(record.node_id)
@@ -46,6 +49,11 @@ class ReplicaSlot:
             host,
             token.encode(),
         )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether requests may go there at all: this gateway has reached it, or another one has."""
+        return self.reach is True or self.record.reached
 
     @property
     def failed_at_seconds(self) -> float:

@@ -35,7 +35,11 @@ class DataPlane:
         )
         name = f"{socket.gethostname()}:{shared.settings.port}"
         self._reach = ReachProbe(
-            shared.fleet.slots, ReachWriter(client, name), gateway_name=name, clock=shared.clock
+            shared.fleet.slots,
+            ReachWriter(client, name),
+            shared.waiting.wake_all,
+            gateway_name=name,
+            clock=shared.clock,
         )
 
     async def run(self) -> None:
@@ -75,6 +79,7 @@ class DataPlane:
             self._shared.keys.replace(table.keys)
         if table.replicas is not None and table.replicas is not self._table.replicas:
             self._shared.fleet.replace(table.replicas, now)
+            self._reach.wake()
         self._table = table
         self._shared.fleet.declare_models(table.models)
         self._shared.fleet.note_facts(table.facts, now)

@@ -78,7 +78,7 @@ class Router:
             return self._has_room(slot) and slot not in ask.tried
 
         def is_usable(slot: ReplicaSlot) -> bool:
-            return markdown.is_open(slot.mark, now) and is_possible(slot)
+            return slot.reach is not False and markdown.is_open(slot.mark, now) and is_possible(slot)
 
         if ask.session_id:
             key = f"{ask.model}\0{ask.session_id}"
@@ -134,13 +134,14 @@ class Router:
     def _still_serves(self, owner: ReplicaSlot, ask: Ask) -> bool:
         return (
             owner.record.accepts_new
+            and owner.is_open
             and owner.record.model == ask.model
             and owner not in ask.tried
             and markdown.is_open(owner.mark, self._clock())
         )
 
     def _has_room(self, slot: ReplicaSlot) -> bool:
-        return slot.record.accepts_new and slot.in_flight < self._in_flight_limit
+        return slot.record.accepts_new and slot.is_open and slot.in_flight < self._in_flight_limit
 
     def _obstacle(self, ask: Ask) -> Obstacle:
         accepting = [
@@ -151,6 +152,8 @@ class Router:
         ]
         if not accepting:
             return Obstacle.NOTHING_SERVES
+        if not any(slot.is_open for slot in accepting):
+            return Obstacle.UNREACHABLE
         if any(slot not in ask.tried for slot in accepting):
             return Obstacle.FULL
         return Obstacle.UNREACHABLE

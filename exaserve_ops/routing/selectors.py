@@ -11,6 +11,7 @@ from exaserve_ops.access.selectors import valid_keys
 from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
 from exaserve_ops.routing.domain.records import KeyRecord, RouteRecord
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Deployment, Replica
 
 _ROUTED = (states.READY, states.DRAINING)
@@ -29,7 +30,8 @@ def routes() -> dict[str, RouteRecord]:
         .exclude(address="")
         # Plain values: of ten thousand replicas, model instances would be most of the work.
         .values_list(
-            *("pk", "address", "attempt", "generation", "status"),
+            *("pk", "address", "attempt", "generation"),
+            *("status", "reach"),
             *("node_id", "node__name", "node__key_epoch", "node__liveness"),
             *("deployment__served_name", "deployment__name"),
         )
@@ -54,10 +56,9 @@ def _route(
     address: str,
     attempt: int,
     generation: int,
-    status: str,
     *place: Any,  # noqa: ANN401 - columns of one row, in the query's order
 ) -> RouteRecord:
-    node_id, node_name, key_epoch, liveness, model, deployment = place
+    status, reach, node_id, node_name, key_epoch, liveness, model, deployment = place
     host, _, port = address.rpartition(":")
     return RouteRecord(
         replica_id=str(pk),
@@ -71,5 +72,6 @@ def _route(
         attempt=attempt,
         generation=generation,
         accepts_new=status == states.READY,
+        reached=reach not in CLOSED,
         node_suspect=liveness == SUSPECT,
     )

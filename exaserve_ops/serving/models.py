@@ -11,6 +11,7 @@ from django.db.models.functions import Now
 
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.serving.domain.reach import REACHES, UNCHECKED
 
 
 class Model(models.Model):
@@ -160,6 +161,12 @@ class Replica(models.Model):
     exit_signal = models.PositiveSmallIntegerField(null=True, blank=True)
     exit_after_seconds = models.FloatField(null=True, blank=True)
     exit_log_tail = ArrayField(models.TextField(), default=list, blank=True)
+    reach = models.CharField(
+        max_length=16,
+        choices=[(reach, reach) for reach in REACHES],
+        default=UNCHECKED,
+        help_text="Whether gateways can connect to it while it is ready.",
+    )
     unroutable_reason = models.CharField(
         max_length=500, blank=True, help_text="Ready, but a gateway could not reach it."
     )

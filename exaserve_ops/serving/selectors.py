@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet
 
 from exaserve_ops.health.selectors import healing_freeze
 from exaserve_ops.inventory.domain.drain import DRAINING
@@ -25,6 +25,7 @@ from exaserve_ops.serving.domain.facts import (
 from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.placement import AcceleratorRoom, NodeRoom, PlacementRequest
+from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Deployment, Replica
 
 _KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
@@ -39,7 +40,7 @@ def live_deployments() -> QuerySet[Deployment]:
 def deployments_with_counts() -> QuerySet[Deployment]:
     """All deployments, deleted ones too, with their model and counts of replicas by status."""
     kept = Q(replica_set__wanted=Replica.Wanted.RUN) & ~Q(replica_set__status=states.STOPPED)
-    ready = Q(replica_set__status=states.READY)
+    ready = Q(replica_set__status=states.READY) & ~Q(replica_set__reach__in=CLOSED)
     serving = Q(replica_set__role=Replica.Role.SERVING)
     standby = Q(replica_set__role=Replica.Role.STANDBY)
     return Deployment.objects.select_related("model").annotate(
@@ -49,6 +50,20 @@ def deployments_with_counts() -> QuerySet[Deployment]:
         standby_kept_count=Count("replica_set", kept & standby, distinct=True),
         failed_count=Count("replica_set", Q(replica_set__status=states.FAILED), distinct=True),
     )
+
+
+def unsettled_deployments() -> list[UUID]:
+    """Deployments that are on their way somewhere: not all that they want serves or stands by."""
+    settled = live_deployments().filter(
+        status=states.ACTIVE,
+        ready_count=F("replicas"),
+        kept_count=F("replicas"),
+        standby_ready_count=F("standbys"),
+        standby_kept_count=F("standbys"),
+        failed_count=0,
+    )
+    known = Deployment.objects.exclude(status=states.DELETED)
+    return list(known.exclude(pk__in=settled.values("pk")).values_list("pk", flat=True))
 
 
 def live_replicas() -> QuerySet[Replica]:
@@ -96,10 +111,11 @@ def deployment_snapshot(
     )
 
 
-def ready_and_slow() -> list[tuple[UUID, UUID, str]]:
+def ready_and_slow() -> list[tuple[str, UUID, str]]:
     """Id, deployment and how it is slow (empty: it is not) of every replica that answers requests."""
     rows = Replica.objects.filter(status=states.READY, role=Replica.Role.SERVING).order_by()
-    return list(rows.values_list("pk", "deployment", "slow_reason"))
+    found = rows.values_list("pk", "deployment", "slow_reason")
+    return [(str(pk), deployment_id, reason) for pk, deployment_id, reason in found]
 
 
 def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
@@ -161,6 +177,7 @@ def _replica_facts(
         held_by_pids=tuple(replica.held_by_pids),
         accelerator_uuids=accelerators,
         drain_deadline_at=replica.drain_deadline_at,
+        is_closed=replica.reach in CLOSED,
     )
 
 

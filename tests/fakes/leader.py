@@ -15,6 +15,7 @@ from django.conf import settings
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.live_store import RedisLivePublisher
 from exaserve_ops.adapters.pulses import RedisPulseReader
+from exaserve_ops.adapters.reach_table import ReachReader, place_token
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
 from exaserve_ops.controllers.detection import Detection
@@ -22,6 +23,7 @@ from exaserve_ops.controllers.fleet_state import FleetState
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import KeyQueue
+from exaserve_ops.controllers.reach import ReachRecorder
 from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.health.domain.detector import DetectorSettings
 from exaserve_ops.inventory.domain.liveness import DEAD
@@ -43,6 +45,8 @@ class Leader:
     queue: KeyQueue
     ingest: Ingest
     detection: Detection
+    reach: ReachRecorder
+    """Of gateways; unless a test plays one there is none, and nothing waits to be reached."""
     reconcilers: Reconcilers
     live: LiveBuilder
 
@@ -50,6 +54,7 @@ class Leader:
         """Take reports in, then reconcile until nothing is due."""
         self.ingest.step()
         self.detection.step(self.ingest.last_read_seconds)
+        self.reach.step()
         self.reconcilers.resync()
         self.drain(steps=steps)
 
@@ -94,6 +99,7 @@ def leading(client: redis.Redis) -> Iterator[Leader]:
         queue=queue,
         ingest=Ingest(source, link, publisher, state, queue, block_seconds=0.001),
         detection=Detection(state, queue, PATIENT, pulses=RedisPulseReader(client, key_of)),
+        reach=ReachRecorder(ReachReader(client), place_token),
         reconcilers=Reconcilers(state, queue, link, routes, publisher),
         live=LiveBuilder(state, publisher, routes),
     )

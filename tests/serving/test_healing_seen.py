@@ -14,8 +14,10 @@ from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.services import advance_liveness
 from exaserve_ops.inventory.services.quarantine import quarantine_accelerators
 from exaserve_ops.serving.domain.placement import Placement
+from exaserve_ops.serving.domain.reach import ReachVerdict
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.healing import record_hold, record_slowness
+from exaserve_ops.serving.services.reach import record_reach
 from exaserve_ops.serving.services.replicas import (
     advance_replica,
     create_replicas,
@@ -54,7 +56,10 @@ def running(deployment: Deployment, node: Node, index: int = 0, role: str = "ser
     [made] = create_replicas(deployment.pk, 1, why="test", actor="test", now=NOW, role=role)
     place = Placement(str(node.pk), node.name, (f"GPU-{node.name}-{index}",), "test")
     place_replica(made.pk, place, actor="test", now=NOW)
-    return advance_replica(made.pk, "seen_ready", reason="", actor="test", now=NOW)
+    made = advance_replica(made.pk, "seen_ready", reason="", actor="test", now=NOW)
+    if role == "serving":
+        record_reach({made.pk: ReachVerdict("reached")}, actor="test", now=NOW)
+    return made
 
 
 def plan_of(client: JsonClient, deployment: Deployment) -> dict[str, list[dict[str, object]]]:

@@ -229,6 +229,7 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "exit_code",
             "exit_signal",
             "exit_after_seconds",
+            "reach",
             "unroutable_reason",
             "held_by_pids",
             "held_since",

@@ -25,6 +25,8 @@ class RouteRecord:
     accepts_new: bool = True
     """False while draining: keeps its sessions' open streams, gets nothing new."""
     block_tokens: int = 16
+    reached: bool = True
+    """Whether some gateway has connected to it, or none was there to: gateways start with that."""
     node_suspect: bool = False
     """Its node misses signs of life: nobody new goes there while others serve."""
 

@@ -37,6 +37,8 @@ class ReplicaFacts:
     held_by_pids: tuple[int, ...] = ()
     accelerator_uuids: tuple[str, ...] = ()
     drain_deadline_at: datetime | None = None
+    is_closed: bool = False
+    """Ready for its agent, and no gateway can connect to it, or none has yet."""
 
     @property
     def node_id(self) -> str:

@@ -229,7 +229,7 @@ def plan_overdue(snapshot: DeploymentSnapshot) -> list[LetGo]:
 
 
 def _make_way(replica: ReplicaFacts, ailment: Ailment, successor: ReplicaFacts) -> LetGo | None:
-    if successor.status == states.READY:
+    if successor.status == states.READY and not successor.is_closed:
         return release(replica, f"{ailment.why}; {successor.name} took its place")
     if _drain_is_over(replica, ailment):
         return release(replica, f"{ailment.why} and no time is left; {successor.name} follows")

@@ -19,6 +19,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
+from exaserve_ops.serving.domain.reach import UNCHECKED, WAITING
 from exaserve_ops.serving.models import Deployment, Replica
 
 
@@ -229,18 +230,6 @@ def retire_lost_node(node_id: UUID, *, reason: str, actor: str, now: datetime) -
     return node
 
 
-@transaction.atomic
-def record_reachability(replica_id: UUID, reason: str, *, actor: str, now: datetime) -> None:
-    """Record why gateways cannot connect to a replica; empty says that they can again."""
-    replica = Replica.objects.select_for_update().get(pk=replica_id)
-    if replica.unroutable_reason == reason[:500]:
-        return
-    replica.unroutable_reason = reason[:500]
-    replica.save(update_fields=["unroutable_reason"])
-    event = "unroutable" if reason else "routable_again"
-    record_event(subject_of(replica), event, actor=actor, now=now, reason=reason)
-
-
 def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> Replica:
     """Move one replica's status by an event: see `advance_replicas`."""
     [replica] = advance_replicas({replica_id: Move(event, reason)}, actor=actor, now=now)
@@ -267,8 +256,9 @@ def advance_row(replica: Replica, move: Move, now: datetime) -> Happening:
     replica.status_changed_at = now
     if replica.status == states.READY:
         replica.ready_at = now
+        _await_reach(replica)
     else:
-        replica.slow_since, replica.slow_reason = None, ""
+        replica.slow_since, replica.slow_reason, replica.unroutable_reason = None, "", ""
     if replica.status == states.FAILED:
         replica.failed_at = now
     if replica.status == states.STOPPED:
@@ -377,11 +367,18 @@ def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> No
         replica.held_since = now
 
 
+def _await_reach(replica: Replica) -> None:
+    """What was reached before, or not, was another place or another process."""
+    serves = replica.role == Replica.Role.SERVING
+    replica.reach, replica.unroutable_reason = WAITING if serves else UNCHECKED, ""
+
+
 def _note_address(replica: Replica, observed: ObservedReplica, now: datetime) -> bool:
     """Take over where it answers; returns whether the routes to one that is ready change by that."""
     if replica.address == observed.address:
         return False
-    replica.address, replica.unroutable_reason = observed.address, ""
+    replica.address = observed.address
+    _await_reach(replica)
     if replica.status != states.READY or not observed.address:
         return False
     replica.ready_at = now
