@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, F, Q, QuerySet
+from django.db.models import Count, Q, QuerySet
 
 from exaserve_ops.health.selectors import healing_freeze
 from exaserve_ops.inventory.domain.drain import DRAINING
@@ -50,20 +50,6 @@ def deployments_with_counts() -> QuerySet[Deployment]:
         standby_kept_count=Count("replica_set", kept & standby, distinct=True),
         failed_count=Count("replica_set", Q(replica_set__status=states.FAILED), distinct=True),
     )
-
-
-def unsettled_deployments() -> list[UUID]:
-    """Deployments that are on their way somewhere: not all that they want serves or stands by."""
-    settled = live_deployments().filter(
-        status=states.ACTIVE,
-        ready_count=F("replicas"),
-        kept_count=F("replicas"),
-        standby_ready_count=F("standbys"),
-        standby_kept_count=F("standbys"),
-        failed_count=0,
-    )
-    known = Deployment.objects.exclude(status=states.DELETED)
-    return list(known.exclude(pk__in=settled.values("pk")).values_list("pk", flat=True))
 
 
 def live_replicas() -> QuerySet[Replica]:
@@ -111,11 +97,10 @@ def deployment_snapshot(
     )
 
 
-def ready_and_slow() -> list[tuple[str, UUID, str]]:
+def ready_and_slow() -> list[tuple[UUID, UUID, str]]:
     """Id, deployment and how it is slow (empty: it is not) of every replica that answers requests."""
     rows = Replica.objects.filter(status=states.READY, role=Replica.Role.SERVING).order_by()
-    found = rows.values_list("pk", "deployment", "slow_reason")
-    return [(str(pk), deployment_id, reason) for pk, deployment_id, reason in found]
+    return list(rows.values_list("pk", "deployment", "slow_reason"))
 
 
 def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
