@@ -35,6 +35,28 @@ class Terms:
     longest_blocks: int = 0
     """What one request of the longest kind takes."""
 
+    def minimum_extents(self, layout: KvLayout) -> int:
+        """Guaranteed extents."""
+        size = layout.extent_blocks
+        if self.minimum_blocks is None:
+            minimum = self.brought_extents(layout)
+        else:
+            minimum = -(-self.minimum_blocks // size)
+        ceiling = self.ceiling_extents(layout)
+        return minimum if ceiling is None else min(minimum, ceiling)
+
+    def ceiling_extents(self, layout: KvLayout) -> int | None:
+        """Most extents; `None`: no bound."""
+        return None if self.ceiling_blocks is None else max(1, self.ceiling_blocks // layout.extent_blocks)
+
+    def brought_extents(self, layout: KvLayout) -> int:
+        """Extents that the pool grows by."""
+        return max(1, self.brought_blocks // layout.extent_blocks)
+
+    def guaranteed_blocks(self, layout: KvLayout) -> int:
+        """Blocks that the replica can always have."""
+        return self.minimum_extents(layout) * layout.extent_blocks
+
 
 @dataclass(frozen=True, slots=True)
 class Use:
@@ -151,11 +173,13 @@ class PoolMember:
             self.refusal = str(error)
 
     def reach_blocks(self) -> int:
-        """Blocks that asking would bring now, as far as an unlocked look can say."""
+        """Blocks that could be had beside those that are held, as far as an unlocked look can say."""
         slots = self._table.read_slots()
         members = self._ledger.members(slots)
         free = self._ledger.capacity(slots) - sum(member.leased for member in members)
-        return max(0, min(free, slots[self.slot].ceiling - len(self._held))) * self.extent_blocks
+        own = slots[self.slot]
+        guaranteed = own.minimum - len(self._held)  # a right, even while others have it
+        return max(0, min(max(free, guaranteed), own.ceiling - len(self._held))) * self.extent_blocks
 
     def leave(self) -> None:
         """Give everything back and go; the arena must not be touched any more."""
@@ -213,7 +237,7 @@ def join(
     """
     row = Slot(state=JOINED, replica_id=replica_id, attempt=attempt, pid=os.getpid())
     with ExitStack() as undo, folder_lock(folder):
-        home = ensure_pool(folder, layout, brought=_brought(terms, layout), fixed_bytes=fixed_bytes)
+        home = ensure_pool(folder, layout, brought=terms.brought_extents(layout), fixed_bytes=fixed_bytes)
         table = Table(home)
         undo.callback(table.close)
         if table.header.layout != layout.digest:
@@ -232,21 +256,14 @@ def join(
     return PoolMember(table, arena, index)
 
 
-def _brought(terms: Terms, layout: KvLayout) -> int:
-    return max(1, terms.brought_blocks // layout.extent_blocks)
-
-
 def _with_terms(row: Slot, before: Slot, terms: Terms, layout: KvLayout, most: int) -> Slot:
-    size, brought = layout.extent_blocks, _brought(terms, layout)
-    minimum = brought if terms.minimum_blocks is None else -(-terms.minimum_blocks // size)
-    ceiling = most if terms.ceiling_blocks is None else max(1, terms.ceiling_blocks // size)
     return replace(
         row,
         epoch=(before.epoch + 1) & 0xFFFFFFFF,
-        minimum=min(minimum, ceiling),
-        ceiling=ceiling,
-        brought=brought,
-        longest=-(-terms.longest_blocks // size),
+        minimum=terms.minimum_extents(layout),
+        ceiling=terms.ceiling_extents(layout) or most,
+        brought=terms.brought_extents(layout),
+        longest=-(-terms.longest_blocks // layout.extent_blocks),
         returned_total=before.returned_total,
         preempted_total=before.preempted_total,
     )

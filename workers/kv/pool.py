@@ -22,7 +22,8 @@ from workers.kv.table import DAMAGED, JOINED, LEFT, VACANT, Header, Slot, Table,
 _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
 _MOST_EXTENTS = 1 << 16
-_ROOM_FACTOR = 4
+_ROOM_FACTOR = 256
+"""How much more than its first replica brings a pool can come to hold; costs a few bytes for each extent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,8 @@ def ensure_pool(folder: Path, layout: KvLayout, *, brought: int, fixed_bytes: in
     if (home / "table").exists():
         return home
     fixed = fixed_bytes // layout.extent_bytes
-    most = min(_MOST_EXTENTS, max(_ROOM_FACTOR * brought, fixed, _machine_bytes() // layout.extent_bytes))
+    fits = max(brought, _machine_bytes() // layout.extent_bytes)
+    most = max(fixed, min(_MOST_EXTENTS, _ROOM_FACTOR * brought, fits))
     header = Header(layout.digest, layout.block_bytes, layout.extent_blocks, most, fixed)
     home.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
     CpuArena.create(home / "arena", header.extents, layout.extent_bytes)

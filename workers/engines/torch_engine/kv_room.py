@@ -47,6 +47,11 @@ class KvRoom(Protocol):
     tend_seconds: float | None
     """How often `settle` is to be called while nothing is computed; `None`: never."""
 
+    @property
+    def is_owed(self) -> bool:
+        """Whether less is held than is guaranteed: what is missing then comes within a few steps."""
+        ...
+
     def secure(self, blocks: int) -> None:
         """Try to have so many blocks free without evicting anything; falling short is no error."""
         ...
@@ -60,6 +65,7 @@ class PrivateRoom:
     """Memory of this process alone: never more, never less."""
 
     tend_seconds: float | None = None
+    is_owed: bool = False
 
     def secure(self, blocks: int) -> None:
         """Nothing can be had."""
@@ -93,6 +99,12 @@ class PooledRoom:
         self._told = Use()
         self._peaks: deque[tuple[float, int]] = deque()
         """(when, extents in use), falling in use: the front one is the most of late."""
+        allocator.obtainable_blocks = member.reach_blocks()
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether less is held than is guaranteed, and the pool has just refused more."""
+        return self._refused and self._allocator.total_blocks < self._member.guaranteed_blocks
 
     def secure(self, blocks: int) -> None:
         """Ask the pool for what is missing; once refused, not again before the next step."""
@@ -100,11 +112,11 @@ class PooledRoom:
         if missing <= 0 or self._refused:
             return
         asked = -(-missing // self._allocator.extent_blocks)
-        numbers = self._member.take(asked, self._use())
+        self._told = self._use()
+        numbers = self._member.take(asked, self._told)
         self._allocator.add_extents(numbers)
         self._refused = len(numbers) < asked
-        if self._refused:
-            self._allocator.obtainable_blocks = 0
+        self._allocator.obtainable_blocks = self._member.reach_blocks()
 
     def settle(self, demand: Demand, *, preempted: int = 0) -> Settlement:
         """Check the leases, say what is needed, return what is asked for. Raises `LeaseLostError`."""
@@ -118,7 +130,7 @@ class PooledRoom:
         if asked.give_back:
             moves = self._return(asked.give_back, only_empty=False, preempted=preempted)
             asked = self._member.recall()
-        elif preempted or now - self._told_at >= _TELL_SECONDS:
+        elif preempted or now - self._told_at >= _TELL_SECONDS or self._needs_other_extents():
             self._return(self._surplus(), only_empty=True, preempted=preempted)
             self._told_at = now
             asked = self._member.recall()
@@ -131,13 +143,13 @@ class PooledRoom:
         if not vacated.extents:
             if use != self._told:
                 self._member.tell(use)
-                self._told = use
         else:
             try:
                 self._member.give(vacated.extents, use)
             except PoolBusyError:
                 # They are empty and still ours: used again, and returned at a later step.
                 self._allocator.add_extents(vacated.extents)
+        self._told = use
         self._allocator.obtainable_blocks = self._member.reach_blocks()
         return vacated.moves
 
@@ -150,6 +162,11 @@ class PooledRoom:
             waiting=self._demand.waiting,
             preempted=preempted,
         )
+
+    def _needs_other_extents(self) -> bool:
+        """Whether the need is another number of extents now: said at once, so that room comes in time."""
+        size = self._allocator.extent_blocks
+        return -(-self._use().needed // size) != -(-self._told.needed // size)
 
     def _note_peak(self, now: float) -> None:
         in_use = self._allocator.extents_in_use

@@ -206,6 +206,8 @@ class Scheduler:
             if blocks is not None:
                 sequence.blocks += blocks
                 return True
+            if self._room.is_owed:
+                return False  # a step's pause costs less than computing somebody's tokens again
             victim = self._running.pop()
             self._give_back(victim)
             preempted.append(victim)
