@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 import redis
@@ -17,8 +16,7 @@ COMMAND_SECONDS = 60.0
 """How long a command is worth taking in; the wish is sent again long before that is a loss."""
 
 QUEUE_MESSAGES = 64
-"""Commands kept for a node whose agent takes none in, and at most so many more:"""
-TRIMMED_EVERY = 16
+"""Commands kept for a node whose agent takes none in."""
 
 NodeKeySource = Callable[[str], bytes | None]
 """Key of a node by its id; `None` for a node that nobody knows."""
@@ -30,7 +28,6 @@ class CeleryAgentLink:
     def __init__(self, broker_url: str, node_key_of: NodeKeySource, client: redis.Redis) -> None:
         self._node_key_of = node_key_of
         self._redis = client
-        self._sent: Counter[str] = Counter()
         self._celery = Celery("exaops-agentlink", broker=broker_url, set_as_current=False)
         self._celery.conf.update(
             task_ignore_result=True,
@@ -105,9 +102,7 @@ class CeleryAgentLink:
         )
         # An agent whose intake stands still must not fill the store: every wish is whole, so the
         # newest few are worth all. The transport pushes at the head and takes from the tail.
-        self._sent[queue] += 1
-        if self._sent[queue] % TRIMMED_EVERY == 0:
-            self._redis.ltrim(queue, 0, QUEUE_MESSAGES - 1)
+        self._redis.ltrim(queue, 0, QUEUE_MESSAGES - 1)
 
 
 def _new_id() -> str:

@@ -11,6 +11,11 @@ LOOKBACK_EVENTS = 64
 of the live feed look this far back and drop what they have."""
 
 
+def newest_event_ids() -> tuple[int, ...]:
+    """Ids of the newest events: others than before whenever one was added since, late commits included."""
+    return tuple(Event.objects.order_by("-pk").values_list("pk", flat=True)[:LOOKBACK_EVENTS])
+
+
 def events_after(event_id: int, *, limit: int = 500) -> list[Event]:
     """Events since the one last seen, oldest first, with a look-back for late commits. One query."""
     rows = Event.objects.filter(pk__gt=max(0, event_id - LOOKBACK_EVENTS)).order_by("-pk")[:limit]

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import time
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
-from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import nodes_in_service, rack_of
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.telemetry.domain.frames import METRICS
-
-READ_ANYWAY_SECONDS = 10.0
-"""What changes without an event, such as a label, shows this late."""
 
 _STATUS_INDEX = {status: index for index, status in enumerate(states.REPLICA.statuses)}
 
@@ -59,25 +54,8 @@ class Directory:
         return frozenset(row.node_id for row in self.rows)
 
 
-class DirectoryReader:
-    """Keeps the directory. Every change of a status leaves an event, so one look tells whether to read."""
-
-    def __init__(self) -> None:
-        self._directory = Directory()
-        self._last_event: int | None = None
-        self._read_at = -1e9
-
-    def read(self) -> Directory:
-        """The directory as recorded now."""
-        newest = Event.objects.order_by("-pk").values_list("pk", flat=True).first()
-        now = time.monotonic()
-        if newest != self._last_event or now - self._read_at >= READ_ANYWAY_SECONDS:
-            self._directory = _read()
-            self._last_event, self._read_at = newest, now
-        return self._directory
-
-
-def _read() -> Directory:
+def read_directory() -> Directory:
+    """All rows as recorded now; costly for a large fleet."""
     nodes = list(nodes_in_service().select_related("failure_domain__parent__parent"))
     nodes.sort(key=lambda node: (rack_of(node), node.name))
     placed: dict[UUID, list[tuple[Any, ...]]] = {node.pk: [] for node in nodes}

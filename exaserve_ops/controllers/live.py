@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from exaserve_ops.controllers.directory import Directory, DirectoryReader, Row
+from exaserve_ops.controllers.changes import Remembered
+from exaserve_ops.controllers.directory import Directory, Row, read_directory
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.controllers.ports import LivePublisher, RouteWriter
 from exaserve_ops.health.selectors import open_incidents
@@ -47,7 +48,7 @@ class LiveBuilder:
         self._history = History()
         # A number that a new leader starts beyond what the old one reached.
         self._sequence = int(clock.unix_seconds()) & 0x7FFFFFFF
-        self._directory = DirectoryReader()
+        self._directory = Remembered(read_directory)
         self._layout_digest = ""
         self._layout_version = 0
         self._layout_at = -1e9
@@ -67,7 +68,7 @@ class LiveBuilder:
         """Build and publish one picture."""
         self._sequence += 1
         now_seconds = clock.unix_seconds()
-        directory = self._directory.read()
+        directory = self._directory.get()
         known = directory.node_ids
         fresh = _fresh_views(self._state, known)
         views = {view.node_id: view for view in self._state.nodes() if view.node_id in known}

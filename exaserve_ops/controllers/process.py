@@ -43,7 +43,8 @@ from exaserve_ops.health.services.leadership import record_new_leader
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib import clock
 
-RESYNC_SECONDS = 30.0
+RESYNC_SECONDS = 60.0
+UNSETTLED_SECONDS = 15.0
 RECONCILE_THREADS = 2
 URGENT = frozenset({"takeover", "routes"})
 """Somebody's requests wait for these: they have a thread that no plan of a large deployment holds up."""
@@ -177,6 +178,7 @@ class Controllers:
             self._thread("detect", self._detect, 0.25, QUICK_BACKOFF_SECONDS),
             self._thread("doorbell", self._listen, 0.0),
             self._thread("resync", self._reconcilers.resync, RESYNC_SECONDS),
+            self._thread("unsettled", self._reconcilers.look_at_unsettled, UNSETTLED_SECONDS),
             self._thread("live", self._live.step, 1.0),
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),

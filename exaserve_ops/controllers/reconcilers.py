@@ -41,6 +41,7 @@ from exaserve_ops.serving.selectors import (
     deployment_snapshot,
     live_deployments,
     takeover_snapshot,
+    unsettled_deployments,
     wanted_of_node,
 )
 from exaserve_ops.serving.services.deployments import advance_deployment
@@ -144,6 +145,11 @@ class Reconcilers:
             self._queue.add("node", node_id)
         self._queue.add("routes", "all")
         self._queue.add("keys", "all")
+
+    def look_at_unsettled(self) -> None:
+        """Queue what does not have what it wants: something may be waited for that rings no bell."""
+        for deployment_id in unsettled_deployments():
+            self._queue.add("deployment", str(deployment_id))
 
     def _deployment(self, key: str) -> None:
         if key == "all":

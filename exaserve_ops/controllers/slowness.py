@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from uuid import UUID
 
+from exaserve_ops.controllers.changes import Remembered
 from exaserve_ops.controllers.fleet_state import FleetState
 from exaserve_ops.inventory.domain.liveness import ALIVE
 from exaserve_ops.lib import clock
@@ -25,6 +26,7 @@ class SlowWatch:
     def __init__(self, state: FleetState, policy: SlownessPolicy | None = None) -> None:
         self._state = state
         self._policy = policy or SlownessPolicy()
+        self._ready = Remembered(ready_and_slow)
         self._streaks: dict[UUID, dict[str, Streak]] = {}
 
     def step(self) -> None:
@@ -32,8 +34,7 @@ class SlowWatch:
         loads = self._loads()
         peers: defaultdict[UUID, list[PeerSample]] = defaultdict(list)
         recorded: dict[str, Streak] = {}
-        for pk, deployment_id, reason in ready_and_slow():
-            replica_id = str(pk)
+        for replica_id, deployment_id, reason in self._ready.get():
             if reason:
                 recorded[replica_id] = Streak(slow=True, reason=reason)
             peers[deployment_id].append(_sample(replica_id, loads.get(replica_id)))

@@ -13,6 +13,7 @@ from workers.protocol import digests
 
 FACTS_LIFETIME_SECONDS = 10.0
 """Load that has not been refreshed for so long is unknown."""
+_HOUSEKEEPING_SECONDS = 1.0
 MODEL_MEMORY_SECONDS = 600.0
 """How long a model without replicas is remembered, so that requests wait instead of getting 404."""
 
@@ -130,6 +131,9 @@ class Fleet:
         self._groups: dict[str, list[NodeGroup]] = {}
         self._facts: Mapping[str, NodeFacts] = {}
         self._facts_changed_seconds: dict[str, float] = {}
+        self._spread_without: frozenset[str] = frozenset()
+        """Nodes whose load counted as unknown when load was last spread to replicas."""
+        self._swept_at = -1e9
         self._declared_models: frozenset[str] = frozenset()
         self._model_seen_seconds: dict[str, float] = {}
         self.is_loaded = False
@@ -193,7 +197,11 @@ class Fleet:
 
     def sweep(self, now: float) -> None:
         """Forget what is too old: load, idle connections, models."""
-        self._spread_facts(now)
+        if self._stale_nodes(now) != self._spread_without:
+            self._spread_facts(now)
+        if now - self._swept_at < _HOUSEKEEPING_SECONDS:
+            return
+        self._swept_at = now
         for slot in self._slots.values():
             slot.pool.close_idle(now)
         for model, seen_seconds in list(self._model_seen_seconds.items()):
@@ -238,14 +246,20 @@ class Fleet:
 
     def _spread_facts(self, now: float) -> None:
         current: dict[str, ReplicaFacts] = {}
+        self._spread_without = self._stale_nodes(now)
         for node_id, facts in self._facts.items():
-            if now - self._facts_changed_seconds.get(node_id, now) <= FACTS_LIFETIME_SECONDS:
+            if node_id not in self._spread_without:
                 current.update((replica.replica_id, replica) for replica in facts.replicas)
         for slot in self._slots.values():
             slot.note_facts(current.get(slot.name))
         for groups in self._groups.values():
             for group in groups:
                 group.sum_up()
+
+    def _stale_nodes(self, now: float) -> frozenset[str]:
+        """Nodes whose load is too old to be believed."""
+        oldest = now - FACTS_LIFETIME_SECONDS
+        return frozenset(node_id for node_id, at in self._facts_changed_seconds.items() if at < oldest)
 
 
 def _less_suspects(groups: list[NodeGroup]) -> list[NodeGroup]:

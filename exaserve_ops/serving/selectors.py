@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, F, Q, QuerySet
 
 from exaserve_ops.health.selectors import healing_freeze
 from exaserve_ops.inventory.domain.drain import DRAINING
@@ -31,6 +31,16 @@ from exaserve_ops.serving.models import Deployment, Replica
 _KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
 _ROOM_ROWS = Replica.objects.filter(status__in=_KNOWN_TO_AGENTS, node__isnull=False).order_by()
 
+_SETTLED: dict[str, Any] = {
+    "status": states.ACTIVE,
+    "ready_count": F("replicas"),
+    "kept_count": F("replicas"),
+    "standby_ready_count": F("standbys"),
+    "standby_kept_count": F("standbys"),
+    "failed_count": 0,
+}
+"""Of `deployments_with_counts`: it has exactly what it wants."""
+
 
 def live_deployments() -> QuerySet[Deployment]:
     """Deployments that are not deleted, with their model and counts of replicas by status."""
@@ -50,6 +60,13 @@ def deployments_with_counts() -> QuerySet[Deployment]:
         standby_kept_count=Count("replica_set", kept & standby, distinct=True),
         failed_count=Count("replica_set", Q(replica_set__status=states.FAILED), distinct=True),
     )
+
+
+def unsettled_deployments() -> list[UUID]:
+    """Deployments that are on their way somewhere: not all that they want serves or stands by."""
+    settled = live_deployments().filter(**_SETTLED)
+    known = Deployment.objects.exclude(status=states.DELETED)
+    return list(known.exclude(pk__in=settled.values("pk")).values_list("pk", flat=True))
 
 
 def live_replicas() -> QuerySet[Replica]:
@@ -97,10 +114,11 @@ def deployment_snapshot(
     )
 
 
-def ready_and_slow() -> list[tuple[UUID, UUID, str]]:
+def ready_and_slow() -> list[tuple[str, UUID, str]]:
     """Id, deployment and how it is slow (empty: it is not) of every replica that answers requests."""
     rows = Replica.objects.filter(status=states.READY, role=Replica.Role.SERVING).order_by()
-    return list(rows.values_list("pk", "deployment", "slow_reason"))
+    found = rows.values_list("pk", "deployment", "slow_reason")
+    return [(str(pk), deployment_id, reason) for pk, deployment_id, reason in found]
 
 
 def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
