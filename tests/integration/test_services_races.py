@@ -23,7 +23,7 @@ from exaserve_ops.serving.services.replicas import (
     create_replicas,
     let_go_replica,
     place_replica,
-    record_observation,
+    record_observations,
     replace_replica,
 )
 from tests.fakes.race import race
@@ -61,7 +61,7 @@ def test_three_racing_writers_never_resurrect_a_stopped_replica(_attempt: int) -
     def report(state: str) -> None:
         seen = ObservedReplica(str(replica.pk), replica.generation, state, attempt=1, address="a:1")
         for _ in range(5):
-            record_observation(seen, node_id=replica.node_id, actor="agent", now=NOW)  # type: ignore[arg-type]  # placed
+            record_observations([seen], node_id=replica.node_id, actor="agent", now=NOW)  # type: ignore[arg-type]  # placed
 
     race(stop, partial(report, "ready"), partial(report, "backing_off"))
     replica.refresh_from_db()

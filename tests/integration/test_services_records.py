@@ -19,7 +19,7 @@ from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import create_join_token, delete_node, enrol_node
 from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError
-from exaserve_ops.lib.lifecycle import Lifecycle
+from exaserve_ops.lib.lifecycle import IllegalTransitionError, Lifecycle
 from exaserve_ops.serving.domain.architecture import Architecture
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.manifest import FileEntry
@@ -41,8 +41,9 @@ from exaserve_ops.serving.services.replicas import (
     create_replicas,
     let_go_replica,
     place_replica,
+    place_replicas,
     record_node_lost,
-    record_observation,
+    record_observations,
     record_wait,
 )
 from tests.fakes.world import GIB, NOW, make_deployment, make_model, make_node
@@ -54,6 +55,13 @@ STATUS_FIELDS = [
     (Replica, "status", REPLICA),
     (Node, "liveness", NODE_LIVENESS),
 ]
+
+
+def observe(replica: Replica, seen: ObservedReplica) -> Replica | None:
+    """Record what the agent of its node saw of one replica."""
+    assert replica.node_id is not None
+    rows = record_observations([seen], node_id=replica.node_id, actor="agent", now=NOW)
+    return rows[seen.replica_id]
 
 
 def placed(deployment: Deployment, node: Node) -> Replica:
@@ -218,7 +226,7 @@ def test_late_sighting_of_a_stopped_replica_changes_nothing_but_its_facts() -> N
     let_go_replica(replica.pk, "stop", why="test", actor="test", now=NOW)
     advance_replica(replica.pk, "seen_stopped", reason="gone", actor="test", now=NOW)
     late = ObservedReplica(str(replica.pk), 1, "ready", attempt=1, reason="back")
-    seen = record_observation(late, node_id=replica.node_id, actor="agent", now=NOW)  # type: ignore[arg-type]  # placed
+    seen = observe(replica, late)
     assert seen is not None
     assert (seen.status, seen.wanted) == ("stopped", "stop")
 
@@ -227,11 +235,45 @@ def test_replica_that_nobody_knows_or_of_another_node_is_not_recorded() -> None:
     replica = placed(make_deployment(), make_node("n1"))
     other = make_node("n2")
     stranger = ObservedReplica(str(uuid4()), 1, "ready")
-    assert record_observation(stranger, node_id=other.pk, actor="agent", now=NOW) is None
+    known = record_observations([stranger], node_id=other.pk, actor="agent", now=NOW)
+    assert known == {stranger.replica_id: None}
     stolen = ObservedReplica(str(replica.pk), 1, "ready")
-    assert record_observation(stolen, node_id=other.pk, actor="agent", now=NOW) is None
+    known = record_observations([stolen], node_id=other.pk, actor="agent", now=NOW)
+    assert known == {stolen.replica_id: None}
     replica.refresh_from_db()
     assert replica.status == "placed"
+
+
+def test_many_sightings_at_once_are_each_recorded_with_an_event_of_their_own() -> None:
+    deployment, node = make_deployment(), make_node("n1")
+    first, second, third = (placed(deployment, node) for _ in range(3))
+    begun = Event.objects.count()
+    sightings = [
+        ObservedReplica(str(first.pk), 1, "starting", attempt=1),
+        ObservedReplica(str(second.pk), 1, "ready", attempt=1, address="a:1"),
+        ObservedReplica(str(third.pk), 1, "backing_off", attempt=1, reason="no memory"),
+    ]
+    record_observations(sightings, node_id=node.pk, actor="agent", now=NOW)
+    events = Event.objects.order_by("pk")[begun:]
+    assert [(e.subject_id, e.from_status, e.to_status, e.reason) for e in events] == [
+        (str(first.pk), "placed", "starting", ""),
+        (str(second.pk), "placed", "ready", ""),
+        (str(third.pk), "placed", "backing_off", "no memory"),
+    ]
+    for row in (first, second, third):
+        row.refresh_from_db()
+    assert [row.status for row in (first, second, third)] == ["starting", "ready", "backing_off"]
+
+
+def test_replicas_are_placed_all_or_none() -> None:
+    deployment, node = make_deployment(), make_node("n1")
+    gone, pending = create_replicas(deployment.pk, 2, why="test", actor="test", now=NOW)
+    advance_replica(gone.pk, "cancel", reason="changed my mind", actor="test", now=NOW)
+    placement = Placement(str(node.pk), node.name, (), "test")
+    with pytest.raises(IllegalTransitionError):
+        place_replicas({gone.pk: placement, pending.pk: placement}, actor="test", now=NOW)
+    pending.refresh_from_db()
+    assert (pending.status, pending.node_id) == ("pending", None)
 
 
 def test_exit_is_told_once_for_each_attempt() -> None:
@@ -239,7 +281,7 @@ def test_exit_is_told_once_for_each_attempt() -> None:
     end = ObservedExit(attempt=1, code=None, signal=9, after_seconds=1.25, log_tail=("bye",))
     seen = ObservedReplica(str(replica.pk), 1, "backing_off", attempt=1, last_exit=end)
     for _ in range(3):
-        record_observation(seen, node_id=replica.node_id, actor="agent", now=NOW)  # type: ignore[arg-type]  # placed
+        observe(replica, seen)
     [event] = Event.objects.filter(event="exited")
     assert event.reason == "attempt 1 killed by signal 9 after 1.2 s"
     replica.refresh_from_db()

@@ -193,14 +193,6 @@ def record_observations(
     return {seen.replica_id: rows.get(seen.replica_id) for seen in observed}
 
 
-def record_observation(
-    observed: ObservedReplica, *, node_id: UUID, actor: str, now: datetime
-) -> Replica | None:
-    """Take over what an agent saw of one replica: see `record_observations`."""
-    rows = record_observations([observed], node_id=node_id, actor=actor, now=now)
-    return rows[observed.replica_id]
-
-
 @transaction.atomic
 def record_node_lost(node_id: UUID, *, reason: str, actor: str, now: datetime) -> int:
     """Mark what runs on a node that is gone; returns how many replicas became unreachable."""
