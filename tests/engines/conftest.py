@@ -17,6 +17,7 @@ import pytest
 from workers.engines.base import EngineAdapter, EngineSample, LaunchContext
 from workers.engines.demo_model import make_demo_model
 from workers.engines.registry import ENGINES
+from workers.protocol import names
 
 MODEL_NAME = "demo"
 READY_SECONDS = 60.0
@@ -103,7 +104,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def engine_starter(folder: Path) -> Iterator[StartEngine]:
+def engine_starter(folder: Path, *, kv_pool_dir: Path | None = None) -> Iterator[StartEngine]:
     """Yield a function that starts engines; all of them end with the block."""
     started: list[EngineProcess] = []
 
@@ -127,12 +128,16 @@ def engine_starter(folder: Path) -> Iterator[StartEngine]:
             ports=(port or free_port(),),
             api_key=secrets.token_hex(8) if api_key is None else api_key,
             runtime_dir=runtime,
+            kv_pool_dir=kv_pool_dir,
         )
         adapter = ENGINES[engine]
         launch = adapter.build_launch(options, context)  # type: ignore[arg-type]  # options are the test's
         log_path = folder / f"engine-{number}.log"
         with log_path.open("wb") as log:
-            process = subprocess.Popen(launch.argv, env=dict(launch.env), stdout=log, stderr=log, cwd=runtime)
+            label = {names.ENV_REPLICA: context.replica_id, names.ENV_ATTEMPT: "1"}
+            process = subprocess.Popen(
+                launch.argv, env={**launch.env, **label}, stdout=log, stderr=log, cwd=runtime
+            )
         address = f"127.0.0.1:{context.ports[0]}"
         running = EngineProcess(adapter, process, address, context.api_key, log_path)
         started.append(running)

@@ -1,6 +1,6 @@
 """A replica of a KV pool in a process of its own, which does as it is told, line by line.
 
-`python kv_tenant.py FOLDER REPLICA ATTEMPT BROUGHT_BLOCKS MINIMUM_BLOCKS`, with `-` for no minimum.
+`python kv_tenant.py FOLDER REPLICA ATTEMPT BROUGHT_BLOCKS MINIMUM_BLOCKS LAYOUT`, with `-` for no minimum.
 Each line is a command in JSON and is answered by one line of JSON.
 """
 
@@ -11,6 +11,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,26 @@ LAYOUT = KvLayout(layers=2, kv_heads=1, head_size=16, dtype="float32")
 class Tenant:
     """The test's end of such a process."""
 
-    def __init__(self, folder: Path, replica_id: str, *, brought: int, minimum: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        replica_id: str,
+        *,
+        brought: int,
+        minimum: int | None = None,
+        layout: KvLayout = LAYOUT,
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(folder), replica_id, "1", str(brought), str(minimum or "-")],
+            [
+                sys.executable,
+                __file__,
+                str(folder),
+                replica_id,
+                "1",
+                str(brought),
+                str(minimum or "-"),
+                json.dumps(asdict(layout)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -68,12 +86,12 @@ def memory_of(member: PoolMember, extent: int) -> int:
 
 def fill(member: PoolMember, extent: int, value: int) -> None:
     """Overwrite an extent."""
-    ctypes.memset(memory_of(member, extent), value, LAYOUT.extent_bytes)
+    ctypes.memset(memory_of(member, extent), value, member.arena.extent_bytes)
 
 
 def content(member: PoolMember, extent: int) -> set[int]:
     """Values of all bytes of an extent."""
-    return set(ctypes.string_at(memory_of(member, extent), LAYOUT.extent_bytes))
+    return set(ctypes.string_at(memory_of(member, extent), member.arena.extent_bytes))
 
 
 def take(member: PoolMember, *, count: int, needed: int, live: int = 0) -> list[int]:
@@ -122,9 +140,9 @@ def say(answer: object) -> None:
 
 def main() -> None:
     """Join and follow commands."""
-    folder, replica_id, attempt, brought, minimum = sys.argv[1:]
+    folder, replica_id, attempt, brought, minimum, shape = sys.argv[1:]
     terms = Terms(int(brought), None if minimum == "-" else int(minimum))
-    member = join(Path(folder), LAYOUT, replica_id, int(attempt), terms)
+    member = join(Path(folder), KvLayout(**json.loads(shape)), replica_id, int(attempt), terms)
     say("joined")
     for line in sys.stdin:
         command, arguments = json.loads(line)

@@ -15,6 +15,7 @@ from workers.agent import logs, processes
 from workers.agent.config import AgentConfig
 from workers.agent.home import Home, Identity
 from workers.agent.journal import AttemptRow, Journal
+from workers.agent.kv_pools import KvPoolKeeper
 from workers.agent.model_files import ModelMismatchError, ModelVerifier, model_folder
 from workers.agent.ports import NoPortError, PortRange, choose_ports
 from workers.agent.processes import LaunchError, LaunchLabel
@@ -31,6 +32,7 @@ from workers.agent.supervisor import (
 )
 from workers.agent.templates import TemplateProcess, Templates
 from workers.engines import base
+from workers.kv.pool import pools_folder
 from workers.probes.limits import read_limits, usable_cpu_count
 from workers.protocol import digests
 from workers.protocol.v1 import AcceleratorInfo, ReplicaSpec
@@ -64,6 +66,7 @@ class AttemptRunner:
         self._adapters = adapters
         self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._templates = Templates(home.logs / "template.log", enabled=config.template_processes)
+        self.kv_pools = KvPoolKeeper(pools_folder(identity.node_id, home.root))
         self.accelerators: tuple[AcceleratorInfo, ...] = ()
         """As discovered; set before the first launch."""
 
@@ -161,6 +164,8 @@ class AttemptRunner:
             cpu_threads=self._cpu_threads(),
             model_digest=spec.model.digest,
             weights_cache=self._home.weights,
+            kv_pool_dir=self.kv_pools.folder,
+            kv_pool_bytes=self._config.kv_pool_bytes,
         )
         launch = adapter.build_launch(spec.engine_options, context)
         row = AttemptRow(

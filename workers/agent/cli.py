@@ -20,6 +20,7 @@ from workers.agent.join import JoinError, JoinOptions, check_url, choose_address
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.stopping import stop_replicas
 from workers.engines.registry import ENGINES
+from workers.kv.pool import NodePools, pools_folder
 from workers.protocol import store_user
 
 ENV_TOKEN = "EXAOPS_JOIN_TOKEN"  # noqa: S105 - the variable's name, not a token
@@ -166,6 +167,7 @@ def _stop_replicas(home: Home, options: argparse.Namespace) -> int:
     if left:
         _complain(f"still there: pid {', '.join(map(str, left))}")
         return _FAILED
+    NodePools(pools_folder(identity.node_id, home.root)).remove_all()  # no replica is left that uses one
     return 0
 
 

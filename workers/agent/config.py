@@ -34,6 +34,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Threads for each replica on a CPU; 0: an even share of the host's cores."""
     template_processes: bool = True
     """Fork engines off a process that has their imports; false: start each as a program of its own."""
+    kv_pool_bytes: int = 0
+    """Size of each pool of KV blocks that replicas share; 0: what the replicas bring that are there."""
     canary_seconds: float = 60.0
     """Command intake that has been silent for longer is restarted."""
     stop_grace_seconds: float = 10.0

@@ -17,7 +17,7 @@ from workers.agent.snapshot import Observer, Snapshot
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Decision, Policy, plan
 from workers.engines.base import EngineAdapter
-from workers.protocol.v1 import ReplicaObserved, UnknownProcess
+from workers.protocol.v1 import ReplicaObserved, UnknownProcess, WantedState
 
 _INTERVAL_SECONDS = 0.5
 _PASSES = 3
@@ -75,6 +75,8 @@ class Reconciler:
         decisions = plan(snapshot.facts, wish_known=snapshot.wish is not None, now=now, policy=self._policy)
         self.last_error = self._apply(snapshot, decisions, now, gate)
         self._runner.rest(_engines(snapshot), now=now)
+        if snapshot.wish is not None:
+            self._runner.kv_pools.tend(_wanted(snapshot), now=now)
         self._scraper.watch(self._targets(snapshot))
         self._publish(snapshot, decisions, now)
         self._cut_logs(snapshot, now)
@@ -143,6 +145,10 @@ class Reconciler:
 def _engines(snapshot: Snapshot) -> set[str]:
     wanted = {spec.engine for spec in snapshot.specs.values()}
     return wanted | {row.engine for row in snapshot.attempts.values()}
+
+
+def _wanted(snapshot: Snapshot) -> set[str]:
+    return {key for key, spec in snapshot.specs.items() if spec.wanted is not WantedState.STOP}
 
 
 class Gate:

@@ -42,6 +42,10 @@ class LaunchContext:
     """Names the content of `model_dir`, which the agent has verified."""
     weights_cache: Path | None = None
     """Where replicas of this node keep weights that they share; `None`: they share none."""
+    kv_pool_dir: Path | None = None
+    """Where this node's pools of KV blocks lie; `None`: each replica has KV memory of its own."""
+    kv_pool_bytes: int = 0
+    """Size of a pool that has yet to be made; 0: what its replicas bring."""
 
 
 @dataclass(frozen=True, slots=True)

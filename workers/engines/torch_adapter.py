@@ -24,6 +24,9 @@ _OPTIONS: dict[str, Option] = {
     "max_num_seqs": IntegerOption(1, 4096),
     "max_num_batched_tokens": IntegerOption(1, 1_000_000),
     "threads": IntegerOption(1, 1024),
+    "kv_pool": ChoiceOption(("node", "private")),
+    "kv_min_blocks": IntegerOption(1, 100_000_000),
+    "kv_max_blocks": IntegerOption(1, 100_000_000),
     "weights": ChoiceOption(("shared", "private")),
     "drain_seconds": NumberOption(0.0, 86_400.0),
 }
@@ -54,6 +57,9 @@ class TorchAdapter:
         if context.weights_cache is not None:
             arguments.insert(0, f"--weights-cache={context.weights_cache}")
             arguments.insert(0, f"--model-digest={context.model_digest}")
+        if context.kv_pool_dir is not None:
+            arguments.insert(0, f"--kv-pool-dir={context.kv_pool_dir}")
+            arguments.insert(0, f"--kv-pool-bytes={context.kv_pool_bytes}")
         return own_launch("workers.engines.torch_engine", context, arguments, preload=_PRELOAD)
 
     def parse_metrics(self, page: str) -> EngineSample:

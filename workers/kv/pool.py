@@ -6,7 +6,6 @@ One folder for each layout below the node's pool folder, which lies in memory (`
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Set
@@ -17,11 +16,24 @@ from pathlib import Path
 from workers.kv.arena import CpuArena, FileScrubber
 from workers.kv.layout import KvLayout
 from workers.kv.ledger import Ledger
-from workers.kv.table import DAMAGED, JOINED, LEFT, VACANT, Header, Slot, Table, TableError
+from workers.kv.table import (
+    DAMAGED,
+    JOINED,
+    LEFT,
+    LOCK_SECONDS,
+    VACANT,
+    Header,
+    Slot,
+    Table,
+    TableError,
+    lock_within,
+)
 
 _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
 _MOST_EXTENTS = 1 << 16
+_SWEEP_LOCK_SECONDS = 0.25
+"""The agent looks again soon, and has other things to do meanwhile."""
 _ROOM_FACTOR = 256
 """How much more than its first replica brings a pool can come to hold; costs a few bytes for each extent."""
 
@@ -74,14 +86,14 @@ def pools_folder(node_id: str, fallback: Path) -> Path:
 
 
 @contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Keep others from making, joining or removing pools meanwhile."""
+def folder_lock(folder: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
+    """Keep others from making, joining or removing pools meanwhile. Raises `PoolBusyError`."""
     folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
         raise TableError(f"{folder} belongs to another user")
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        lock_within(descriptor, seconds)
         yield
     finally:
         os.close(descriptor)
@@ -122,7 +134,7 @@ class NodePools:
         if not self.folder.exists():
             return 0
         reclaimed = 0
-        with folder_lock(self.folder):
+        with folder_lock(self.folder, seconds=_SWEEP_LOCK_SECONDS):
             for home in self._homes():
                 taken, in_use = self._sweep_one(home, wanted, check_records=check_records)
                 reclaimed += taken
@@ -131,7 +143,7 @@ class NodePools:
         return reclaimed
 
     def _sweep_one(self, home: Path, wanted: Set[str], *, check_records: bool) -> tuple[int, bool]:
-        with _opened(home) as (table, ledger), table.transaction():
+        with _opened(home) as (table, ledger), table.transaction(seconds=_SWEEP_LOCK_SECONDS):
             taken = ledger.reclaim_dead()
             for index, slot in enumerate(table.read_slots()):
                 if slot.state == LEFT and slot.replica_id not in wanted:

@@ -196,16 +196,8 @@ class Table:
     @contextmanager
     def transaction(self, *, seconds: float = LOCK_SECONDS) -> Iterator[None]:
         """Hold the table alone. Raises `PoolBusyError` if it cannot be had in time."""
-        deadline = time.monotonic() + seconds
         with self._thread_lock:
-            while True:
-                try:
-                    fcntl.flock(self._locks, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise PoolBusyError(f"the table was locked for {seconds:g} s") from None
-                    time.sleep(_RETRY_SECONDS)
+            lock_within(self._locks, seconds)
             try:
                 yield
             finally:
@@ -291,6 +283,20 @@ class Table:
         """
         answer = fcntl.fcntl(self._owners, fcntl.F_OFD_GETLK, _byte_lock(fcntl.F_WRLCK, index))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+
+
+def lock_within(descriptor: int, seconds: float) -> None:
+    """Lock a file against all others. Raises `PoolBusyError`: a holder may be stopped for good."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise PoolBusyError(f"locked by another process for {seconds:g} s") from None
+            time.sleep(_RETRY_SECONDS)
+        else:
+            return
 
 
 def _byte_lock(kind: int, index: int) -> bytes:

@@ -19,6 +19,7 @@ from workers.engines.openai_server.serve import (
 from workers.engines.torch_engine.config import ModelConfigError, read_model_config
 from workers.engines.torch_engine.engine import TorchEngine
 from workers.engines.torch_engine.settings import EngineSettings
+from workers.protocol import names
 
 
 def positive_integer(text: str) -> int:
@@ -47,6 +48,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", default="shared", choices=("shared", "private"))
     parser.add_argument("--weights-cache", type=Path, help="folder of weights that replicas share")
     parser.add_argument("--model-digest", default="", help="names the shared weights")
+    parser.add_argument("--kv-pool", default="node", choices=("node", "private"))
+    parser.add_argument("--kv-pool-dir", type=Path, help="folder of KV pools that replicas share")
+    parser.add_argument("--kv-pool-bytes", type=int, default=0, help="of a new pool; 0: what is brought")
+    parser.add_argument("--kv-min-blocks", type=positive_integer, help="guaranteed in the pool")
+    parser.add_argument("--kv-max-blocks", type=positive_integer, help="never more of the pool")
     return parser
 
 
@@ -74,6 +80,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         threads=arguments.threads,
         weights_cache=arguments.weights_cache if arguments.weights == "shared" else None,
         model_digest=arguments.model_digest,
+        kv_pool_dir=arguments.kv_pool_dir if arguments.kv_pool == "node" else None,
+        kv_pool_bytes=arguments.kv_pool_bytes,
+        kv_min_blocks=arguments.kv_min_blocks,
+        kv_max_blocks=arguments.kv_max_blocks,
+        replica_id=os.environ.get(names.ENV_REPLICA) or f"process-{os.getpid()}",
+        attempt=int(os.environ.get(names.ENV_ATTEMPT) or 0),
     )
     engine = TorchEngine(settings, config)
     return serve(engine, engine.metrics, server)

@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.openai_server.metrics import EngineMetrics
 from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.engine_loop import EngineLoop
-from workers.engines.torch_engine.kv_pool import allocate_pool, choose_pool_blocks
+from workers.engines.torch_engine.kv_memory import open_kv_memory
+from workers.engines.torch_engine.kv_pool import choose_pool_blocks
 from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.engines.torch_engine.shared_weights import map_weights
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.engines.torch_engine.weights import ModelWeights, load_weights
-from workers.protocol.digests import KV_BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
@@ -55,21 +54,18 @@ def load_engine(
     log.info("device %s, %s, %d threads", device, dtype, torch.get_num_threads())
     weights = _load_weights(settings, config, device, dtype, on_progress)
     blocks = choose_pool_blocks(config, dtype, device, settings, weights_bytes=weights.total_bytes)
-    pool = allocate_pool(config, blocks, dtype=dtype, device=device)
-    max_model_tokens = _model_length(settings, config, blocks)
-    log.info("%d KV blocks, at most %d tokens a request", blocks, max_model_tokens)
-    allocator = BlockAllocator(blocks)
+    memory = open_kv_memory(settings, config, blocks, dtype=dtype, device=device)
     budget = settings.max_num_batched_tokens or _STEP_TOKENS.get(device.type, 512)
     limits = SchedulerLimits(settings.max_num_seqs, max(budget, settings.max_num_seqs))
     loop = EngineLoop(
-        Decoder(config, weights, pool),
+        Decoder(config, weights, memory.pool),
         tokenizer,
-        allocator,
-        Scheduler(allocator, limits, salt=settings.model_name.encode()),
+        memory.allocator,
+        Scheduler(memory.allocator, limits, salt=settings.model_name.encode(), room=memory.room),
         metrics,
         eos_token_ids=config.eos_token_ids,
     )
-    return LoadedEngine(loop, max_model_tokens)
+    return LoadedEngine(loop, memory.max_model_tokens)
 
 
 def _load_weights(
@@ -110,12 +106,3 @@ def choose_dtype(wanted: str, config: ModelConfig, device: torch.device) -> torc
     if wanted == "auto":
         wanted = "float32" if device.type == "cpu" else config.dtype
     return _DTYPES[wanted]
-
-
-def _model_length(settings: EngineSettings, config: ModelConfig, blocks: int) -> int:
-    """Length limit of a request: as told, as trained, and never more than the pool can hold."""
-    wanted = settings.max_model_len or config.max_position_tokens
-    length = min(wanted, config.max_position_tokens, blocks * KV_BLOCK_TOKENS)
-    if length < wanted:
-        log.warning("a request's length is limited to %d tokens, not %d", length, wanted)
-    return length

@@ -26,3 +26,13 @@ class EngineSettings:
     """Folder of the node's shared copies of weights; `None`: weights of its own."""
     model_digest: str = ""
     """What the control plane calls the model's content; names the shared copy."""
+    kv_pool_dir: Path | None = None
+    """Folder of the node's KV pools; `None`: KV memory of its own."""
+    kv_pool_bytes: int = 0
+    """Size of the node's pool if it has yet to be made; 0: what its replicas bring."""
+    kv_min_blocks: int | None = None
+    """Guaranteed in the node's pool; `None`: all that this replica brings."""
+    kv_max_blocks: int | None = None
+    replica_id: str = ""
+    """Names this replica in the node's pool."""
+    attempt: int = 0
