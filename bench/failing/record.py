@@ -161,7 +161,8 @@ def _apply(
         loss = losses[death] if death is not None else None
         gone = loss is not None and replica_id in loss.replicas
         gaps.append(death if gone else None)
-        if loss is not None and gone and node_id not in table.values():
+        # A standby there may have been promoted after the death, before it was seen: it counts too.
+        if loss is not None and node_id not in table.values():
             loss.withdrawn_at = loss.withdrawn_at or change.at
     for replica_id, node_id in change.gained.items():
         table[replica_id] = node_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import groupby
 from uuid import UUID
@@ -45,7 +45,12 @@ from exaserve_ops.serving.selectors import (
     wanted_of_node,
 )
 from exaserve_ops.serving.services.deployments import advance_deployment
-from exaserve_ops.serving.services.healing import make_replacement, promote_standby, record_hold
+from exaserve_ops.serving.services.healing import (
+    Promotion,
+    make_replacement,
+    promote_standbys,
+    record_hold,
+)
 from exaserve_ops.serving.services.replicas import (
     create_replicas,
     let_go_replica,
@@ -163,11 +168,11 @@ class Reconcilers:
         if snapshot is None:
             return
         plan = plan_deployment(snapshot, now=now)
-        for place_steps, steps in groupby(plan, _is_place):
+        self._promote([step for step in plan if isinstance(step, Promote)])
+        others = (step for step in plan if not isinstance(step, Promote))
+        for place_steps, steps in groupby(others, _is_place):
             for batch in _by_node(steps) if place_steps else ((step,) for step in steps):
                 self._carry_out(deployment_id, *batch)
-        if any(isinstance(step, Promote) for step in plan):
-            self._queue.add("routes", "all")  # what rang for it keeps its distance from the write before
 
     def _carry_out(self, deployment_id: UUID, *steps: Step) -> None:
         """Carry out one step, or several placements in one transaction."""
@@ -190,11 +195,18 @@ class Reconcilers:
         snapshot = takeover_snapshot(UUID(key))
         if snapshot is None:
             return
-        promotions = plan_takeover(snapshot, now=clock.now())
-        for step in promotions:
-            self._carry_out(UUID(key), step)
-        if promotions:
-            self._queue.add("routes", "all")
+        self._promote(plan_takeover(snapshot, now=clock.now()))
+
+    def _promote(self, steps: Sequence[Promote]) -> None:
+        """Have standbys serve at once; what rings for it keeps its distance from the write before."""
+        if not steps:
+            return
+        promotions = [Promotion(UUID(s.replica_id), UUID(s.instead_of), s.why) for s in steps]
+        left_out = promote_standbys(promotions, actor=HEALER, now=clock.now())
+        self._queue.add("routes", "all")
+        if left_out:
+            # Made by the other of takeover and plan meanwhile, or moved on: its change rang.
+            _log.info("event=promotions_overtaken count=%d first=%r", len(left_out), left_out[0])
 
     def _node(self, key: str) -> None:
         view = self._state.node(key)
@@ -280,15 +292,15 @@ def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
             let_go_replica(UUID(step.replica_id), step.event, why=step.why, actor=ACTOR, now=now)
         case FinishDeletion():
             advance_deployment(deployment_id, "emptied", actor=ACTOR, now=now, reason=step.why)
-        case Promote() | Replace() | Hold() | Quarantine():
+        case Replace() | Hold() | Quarantine():
             _heal(step, now)
+        case Promote():
+            raise AssertionError("promotions are carried out together")
 
 
-def _heal(step: Promote | Replace | Hold | Quarantine, now: datetime) -> None:
+def _heal(step: Replace | Hold | Quarantine, now: datetime) -> None:
     replica_id = UUID(step.replica_id)
     match step:
-        case Promote(instead_of=absent):
-            promote_standby(replica_id, instead_of=UUID(absent), why=step.why, actor=HEALER, now=now)
         case Replace():
             make_replacement(
                 replica_id, step.placement, cause=step.cause, why=step.why, actor=HEALER, now=now

@@ -12,7 +12,7 @@ from django.db.models import Count, F, Q, QuerySet
 
 from exaserve_ops.health.selectors import healing_freeze
 from exaserve_ops.inventory.domain.drain import DRAINING
-from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD
+from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of
 from exaserve_ops.serving.domain import lifecycle as states
@@ -157,6 +157,7 @@ def _whereabouts(node: Node | None) -> NodeRoom | None:
         same_deployment=0,
         replicas=0,
         draining=_draining_of(node),
+        suspect=node.liveness == SUSPECT,
     )
 
 
@@ -261,6 +262,7 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             draining=_draining_of(node),
             drain_is_over=bool(node.drain_deadline_at and node.drain_deadline_at <= now),
             simulated=node.simulated,
+            suspect=node.liveness == SUSPECT,
         )
         for node in nodes
     )

@@ -74,6 +74,18 @@ def test_node_is_withdrawn_with_the_last_of_its_replicas() -> None:
     assert loss.filled_at == []
 
 
+def test_standby_that_was_promoted_on_the_dead_node_is_withdrawn_with_the_rest() -> None:
+    changes = [
+        TableChange(11.0, lost={"c": "n2"}, gained={"s": "n1"}),
+        TableChange(13.0, lost={"a": "n1", "b": "n1"}),
+        TableChange(13.5, lost={"s": "n1"}),
+        TableChange(14.0, gained={"e": "n4", "f": "n4", "g": "n4"}),
+    ]
+    loss = follow_tables(TABLE, changes, [DEATH])[DEATH]
+    assert loss.withdrawn_at == 13.5
+    assert loss.filled_at == [14.0, 14.0]
+
+
 def test_whoever_comes_takes_the_place_that_was_empty_longest() -> None:
     other = Death("n3", "node-3", 11.0)
     changes = [

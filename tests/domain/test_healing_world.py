@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.facts import SERVING, STANDBY
-from exaserve_ops.serving.domain.reconcile import make_plan
+from exaserve_ops.serving.domain.reconcile import make_plan, plan_takeover
 from exaserve_ops.serving.domain.steps import Create, LetGo, Promote, Quarantine, Replace
 from tests.fakes.healing_world import Box, HealingWorld, fleet
 
@@ -235,6 +236,25 @@ def test_ready_standby_serves_in_the_same_pass_in_which_a_node_is_lost() -> None
     world.run(20)
     assert len(world.ready(STANDBY)) == 2, "the pool is refilled"
     assert len(world.ready(SERVING)) == 6
+
+
+def test_standby_on_a_suspect_node_serves_only_if_there_is_no_other() -> None:
+    world = settled(2, 2)
+    snapshot = world.snapshot()
+    lost = replace(next(r for r in snapshot.replicas if r.role == SERVING), status=states.UNREACHABLE)
+
+    def promoted(*suspects: str) -> str:
+        rows = [
+            replace(r, node=replace(r.node, suspect=True)) if r.id in suspects and r.node else r
+            for r in (lost if r.id == lost.id else r for r in snapshot.replicas)
+        ]
+        [step] = plan_takeover(replace(snapshot, replicas=tuple(rows)), now=world.now)
+        return step.replica_id
+
+    first = promoted()
+    [other] = [r.id for r in world.ready(STANDBY) if r.id != first]
+    assert promoted(first) == other
+    assert promoted(first, other) == first
 
 
 def test_crashed_replica_comes_back_as_the_standby() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import time
 from dataclasses import replace
@@ -125,6 +126,18 @@ async def test_session_stays_with_a_suspect_node_that_answers(world: World) -> N
     assert (await gateway.ask(headers=SESSION)).headers["x-exaops-replica"] == home
 
 
+async def test_host_that_does_not_even_refuse_is_left_after_a_moment(world: World) -> None:
+    with contextlib.ExitStack() as stack:
+        port = port_that_drops(stack)
+        world.put("r0", port, node_id="n0")
+        await world.engine(replies(CHAT), node_id="n1")
+        gateway = await world.gateway(connect_seconds=0.3)
+        for _ in range(10):
+            reply = await gateway.ask()
+            assert (reply.status, reply.headers["x-exaops-replica"]) == (200, "r1")
+        assert gateway.shared.counters.retries >= 1
+
+
 async def test_connections_to_engines_end_when_the_host_is_gone(world: World) -> None:
     await world.engine(replies(CHAT))
     gateway = await world.gateway()
@@ -146,6 +159,18 @@ async def test_what_is_known_decides_and_time_alone_does_not() -> None:
     assert not why_over(replace(QUIET, suspect=True, seconds=1e6))
     assert not why_over(replace(QUIET, withdrawn=True, seconds=4.9))
     assert why_over(replace(QUIET, withdrawn=True, seconds=5.0))
+
+
+def port_that_drops(stack: contextlib.ExitStack) -> int:
+    """A port whose queue of connections is full: the kernel drops every further one without a word."""
+    listener = stack.enter_context(socket.socket())
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    for _ in range(4):
+        waiting = stack.enter_context(socket.socket())
+        waiting.setblocking(False)  # noqa: FBT003 - the socket's own signature
+        waiting.connect_ex(listener.getsockname())
+    return int(listener.getsockname()[1])
 
 
 def suspect(world: World, replica_id: str) -> None:

@@ -24,8 +24,9 @@ from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.selectors import deployment_snapshot, node_rooms
 from exaserve_ops.serving.services.deployments import scale_deployment, update_deployment
 from exaserve_ops.serving.services.healing import (
+    Promotion,
     make_replacement,
-    promote_standby,
+    promote_standbys,
     record_hold,
     record_slowness,
 )
@@ -332,12 +333,18 @@ def test_replica_that_stays_slower_than_its_peers_is_flagged_and_cleared(fleet: 
 def test_promotion_needs_a_ready_standby_and_an_absent_replica(fleet: Fleet) -> None:
     deployment = deployed(fleet, 1, 1)
     serving, standby = ready(deployment, "serving").get(), ready(deployment, "standby").get()
-    with pytest.raises(ConflictError, match="serves"):
-        promote_standby(standby.pk, instead_of=serving.pk, why="x", actor="test", now=clock.now())
+    wish = [Promotion(standby.pk, serving.pk, "x")]
+    [refusal] = promote_standbys(wish, actor="test", now=clock.now())
+    assert refusal == f"{serving.name} serves, or is replaced already"
     advance_replica(serving.pk, "seen_backing_off", reason="x", actor="test", now=clock.now())
-    promote_standby(standby.pk, instead_of=serving.pk, why="x", actor="test", now=clock.now())
-    with pytest.raises(ConflictError, match="no ready standby"):
-        promote_standby(standby.pk, instead_of=serving.pk, why="x", actor="test", now=clock.now())
+    # The same twice in one plan: the second finds the first.
+    [refusal] = promote_standbys(wish * 2, actor="test", now=clock.now())
+    assert refusal == f"{standby.name} is no ready standby any more"
+    standby.refresh_from_db()
+    serving.refresh_from_db()
+    assert (standby.role, serving.role) == ("serving", "standby")
+    assert (events_of(standby)[-1], events_of(serving)[-1]) == ("promoted", "stood_down")
+    assert promote_standbys(wish, actor="test", now=clock.now()) == [refusal]
 
 
 def test_second_replacement_of_one_replica_is_the_first(fleet: Fleet) -> None:

@@ -57,6 +57,8 @@ class NodeRoom:
     """The time to move away is up: what is still here goes, replaced or not."""
     simulated: bool = False
     """Nothing real runs there."""
+    suspect: bool = False
+    """It misses signs of life: what is ready there may be gone already."""
 
     @property
     def domain(self) -> str:

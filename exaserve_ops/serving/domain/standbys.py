@@ -36,7 +36,7 @@ def plan_promotions(
     missing.sort(key=lambda r: (_WORST_FIRST.index(r.status), r.name))
     ready = [r for r in kept if r.role == STANDBY and r.status == states.READY and not _on_drain(r)]
     domains = Counter(_domain(r) for r in kept if r.role == SERVING and r.status == states.READY)
-    ready.sort(key=lambda r: (domains[_domain(r)], r.created_at, r.name))
+    ready.sort(key=lambda r: (_is_suspect(r), domains[_domain(r)], r.created_at, r.name))
     promotions: list[Promote] = []
     roles: dict[str, str] = {}
     for absent, standby in zip(missing, ready, strict=False):
@@ -50,6 +50,10 @@ def _is_missing(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> bool:
     if replica.status == states.UNREACHABLE and snapshot.healing.frozen:
         return False  # perhaps it is we who do not see it
     return replica.status != states.READY
+
+
+def _is_suspect(replica: ReplicaFacts) -> bool:
+    return replica.node is not None and replica.node.suspect
 
 
 def _on_drain(replica: ReplicaFacts) -> bool:

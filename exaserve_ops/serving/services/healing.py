@@ -2,43 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from django.db import transaction
 
-from exaserve_ops.audit.services import record_event
+from exaserve_ops.audit.services import Happening, record_event, record_events
 from exaserve_ops.lib.errors import ConflictError
-from exaserve_ops.lib.hints import ring
+from exaserve_ops.lib.hints import ring, ring_all
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.replicas import create_replicas, place_replica, subject_of
 
 
-@transaction.atomic
-def promote_standby(standby_id: UUID, *, instead_of: UUID, why: str, actor: str, now: datetime) -> Replica:
-    """Let a ready standby serve in place of a replica that does not; that one becomes the standby.
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A standby that is to serve, and the replica in whose place."""
 
-    Raises `ConflictError` where either of them is no longer what the plan saw.
+    standby_id: UUID
+    instead_of: UUID
+    why: str
+
+
+@transaction.atomic
+def promote_standbys(promotions: Sequence[Promotion], *, actor: str, now: datetime) -> list[str]:
+    """Let ready standbys serve in place of replicas that do not; those become the standbys.
+
+    All in one transaction, since requests wait for each. Returns why some were left out: one of the two
+    is no longer what the plan saw.
     """
-    locked = Replica.objects.select_for_update().filter(pk__in=(standby_id, instead_of)).order_by("pk")
-    rows = {row.pk: row for row in locked}
-    standby, absent = rows[standby_id], rows[instead_of]
+    pairs = {pk for one in promotions for pk in (one.standby_id, one.instead_of)}
+    rows = {row.pk: row for row in Replica.objects.select_for_update().filter(pk__in=pairs).order_by("pk")}
+    left_out: list[str] = []
+    happenings: list[Happening] = []
+    swapped: list[tuple[Replica, Replica]] = []
+    for one in promotions:
+        standby, absent = rows[one.standby_id], rows[one.instead_of]
+        if refusal := _why_no_swap(standby, absent):
+            left_out.append(refusal)
+            continue
+        standby.role, absent.role = Replica.Role.SERVING, Replica.Role.STANDBY
+        swapped.append((standby, absent))
+        happenings.append(Happening(subject_of(standby), "promoted", reason=one.why))
+        stood_down = f"{standby.name} serves in its place"
+        happenings.append(Happening(subject_of(absent), "stood_down", reason=stood_down))
+    Replica.objects.filter(pk__in=[row.pk for row, _ in swapped]).update(role=Replica.Role.SERVING)
+    Replica.objects.filter(pk__in=[row.pk for _, row in swapped]).update(role=Replica.Role.STANDBY)
+    record_events(happenings, actor=actor, now=now)
+    ring_all([pair for row, _ in swapped for pair in (("routes", "all"), ("deployment", row.deployment_id))])
+    return left_out
+
+
+def _why_no_swap(standby: Replica, absent: Replica) -> str:
     ready = standby.role == Replica.Role.STANDBY and standby.status == states.READY
     if not ready or standby.wanted != Replica.Wanted.RUN:
-        raise ConflictError(f"{standby.name} is no ready standby any more")
+        return f"{standby.name} is no ready standby any more"
     if absent.role != Replica.Role.SERVING or absent.status == states.READY:
-        raise ConflictError(f"{absent.name} serves, or is replaced already")
-    standby.role, absent.role = Replica.Role.SERVING, Replica.Role.STANDBY
-    standby.save(update_fields=["role"])
-    absent.save(update_fields=["role"])
-    record_event(subject_of(standby), "promoted", actor=actor, now=now, reason=why)
-    stood_down = f"{standby.name} serves in its place"
-    record_event(subject_of(absent), "stood_down", actor=actor, now=now, reason=stood_down)
-    ring("routes", standby.pk)
-    ring("deployment", standby.deployment_id)
-    return standby
+        return f"{absent.name} serves, or is replaced already"
+    return ""
 
 
 @transaction.atomic
