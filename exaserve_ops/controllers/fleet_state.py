@@ -52,6 +52,8 @@ class NodeView:
     degraded: Fingerprint = ("", False, False, ())
     recorded: dict[str, Fingerprint] = field(default_factory=dict)
     """What was last written down of each replica, so that only changes are written."""
+    ended: dict[str, float] = field(default_factory=dict)
+    """Replicas that it still reports although their end is recorded, with when to have them forgotten."""
 
     def hear(self, now: float, unix_seconds: float) -> None:
         """Take note that the node said anything at all."""

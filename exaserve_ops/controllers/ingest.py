@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -42,6 +42,7 @@ BATCH_REPORTS = 4_096
 RECORD_SECONDS = 0.5
 """Of writing down, between two reads."""
 HELLO_PAUSE_SECONDS = 5.0
+FORGET_AGAIN_SECONDS = 5.0
 """An agent without a lease introduces itself every three seconds, unasked."""
 INTAKE_STALE_SECONDS = 45.0
 """The wish is sent again every 15 s: an intake that saw none of three stands still."""
@@ -177,6 +178,18 @@ class Ingest:
             view.recorded.update((seen.replica_id, marks[seen.replica_id]) for seen in changed)
         for replica_id in view.recorded.keys() - marks.keys():
             del view.recorded[replica_id]
+        self._forget_ended(view, marks.keys(), time.monotonic())
+
+    def _forget_ended(self, view: NodeView, reported: Collection[str], now: float) -> None:
+        """Say of each replica whose end is recorded that it may be forgotten, until it is.
+
+        Once would not do: an agent keeps what its wish still names, and the wish without it comes later.
+        """
+        view.ended = {key: due for key, due in view.ended.items() if key in reported}
+        due = [key for key, due_at in view.ended.items() if due_at <= now]
+        if due:
+            self._link.forget(view.node_id, lease_epoch=view.lease_epoch, replica_ids=due)
+            view.ended.update(dict.fromkeys(due, now + FORGET_AGAIN_SECONDS))
 
     def _record_changed(self, view: NodeView, changed: Sequence[ObservedReplica], now: datetime) -> None:
         actor = f"agent:{view.name}"
@@ -194,8 +207,8 @@ class Ingest:
             return
         over = {replica_id for replica_id, row in rows.items() if row is None or row.status == "stopped"}
         ended = [s.replica_id for s in changed if s.state == "stopped" and s.replica_id in over]
-        if ended:
-            self._link.forget(view.node_id, lease_epoch=view.lease_epoch, replica_ids=ended)
+        for replica_id in ended:
+            view.ended.setdefault(replica_id, 0.0)
 
     def _record_degradation(self, view: NodeView, beat: HeartbeatReport, now: datetime) -> None:
         intake = (beat.intake_age_seconds or 0.0) > INTAKE_STALE_SECONDS
