@@ -11,6 +11,10 @@ from exaserve_ops.audit.selectors import newest_event_ids
 READ_ANYWAY_SECONDS = 30.0
 """What changes without an event, such as a label, shows this late."""
 
+COSTLY_SECONDS = 0.1
+SPACING_FACTOR = 9.0
+"""While changes never end, as when thousands start, costly reading takes a tenth of the time at most."""
+
 _T = TypeVar("_T")
 
 
@@ -21,14 +25,19 @@ class Remembered(Generic[_T]):
         self._read = read
         self._read_anyway_seconds = read_anyway_seconds
         self._answer: tuple[tuple[int, ...], float, _T] | None = None
+        self._not_before = -1e9
 
     def get(self) -> _T:
-        """The answer as of now."""
+        """The answer as of now; of a moment ago where it is costly and changes all the time."""
         newest, now = newest_event_ids(), time.monotonic()
         if self._answer is not None:
             seen, read_at, answer = self._answer
-            if newest == seen and now - read_at < self._read_anyway_seconds:
+            is_current = newest == seen and now - read_at < self._read_anyway_seconds
+            if is_current or now < self._not_before:
                 return answer
         answer = self._read()
         self._answer = newest, now, answer  # from before the reading: a change during it is read again
+        ended = time.monotonic()
+        if ended - now >= COSTLY_SECONDS:
+            self._not_before = ended + SPACING_FACTOR * (ended - now)
         return answer

@@ -69,7 +69,7 @@ CREATED_AT_ONCE = 1024
 PLACED_AT_ONCE = 96
 """In one transaction: it holds the locks of all of them."""
 LONGEST_SPACING_SECONDS = 10.0
-SPACING_FACTOR = 3.0
+SPACING_FACTOR = 9.0
 """A plan is made again no sooner than after so many times what it took, up to the bound above."""
 
 _SPACED = frozenset({"deployment", "routes"})
@@ -173,6 +173,8 @@ class Reconcilers:
         for place_steps, steps in groupby(others, _is_place):
             for batch in _by_node(steps) if place_steps else ((step,) for step in steps):
                 self._carry_out(deployment_id, *batch)
+        if any(isinstance(step, Create) for step in plan):
+            self._queue.add("deployment", key)  # never spaced: what was made waits for its place
 
     def _carry_out(self, deployment_id: UUID, *steps: Step) -> None:
         """Carry out one step, or several placements in one transaction."""
