@@ -28,6 +28,10 @@ PLANTS = {
         "exaserve_ops/adapters/processes.py",
         "import workers.agent.home",
     ),
+    "The KV pool serves engines and agent and knows neither": (
+        "workers/kv/pool.py",
+        "import workers.engines.base",
+    ),
     "The gateway is a data plane of its own": ("exaserve_ops/gateway/headers.py", "import django.http"),
     "Edges are handed their adapters by the wiring": (
         "exaserve_ops/api/errors.py",
