@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from exaserve_ops.adapters.fleet_files import PRIVATE_FOLDER, FleetFiles, write_private
@@ -41,14 +41,13 @@ def ensure_nodes(
     places = node_places(wish)
     wanted = [uuid.UUID(known[name]) for name, _ in places if name in known]
     epochs = dict(Node.objects.filter(pk__in=wanted).values_list("pk", "key_epoch"))
+    missing = [name for name, _ in places if name not in known or uuid.UUID(known[name]) not in epochs]
     joined = 0
-    for name, _ in places:
-        if name not in known or uuid.UUID(known[name]) not in epochs:
-            node = _enrol(name)
-            known[name], epochs[node.pk] = str(node.pk), node.key_epoch
-            joined += 1
-            if joined % _SAID_EVERY == 0:
-                say(f"{joined} nodes have joined")
+    for node in _enrol_all(missing):
+        known[node.name], epochs[node.pk] = str(node.pk), node.key_epoch
+        joined += 1
+        if joined % _SAID_EVERY == 0:
+            say(f"{joined} nodes have joined")
     # Written by name: a larger fleet of an earlier run keeps its identities.
     write_private(files.var / _IDENTITIES, json.dumps(known, indent=1))
     say(f"{joined} simulated nodes joined, {len(places) - joined} had before")
@@ -72,10 +71,14 @@ def loopback_address(index: int) -> str:
     return f"127.{LOOPBACK_NET}.{index // _HOSTS_IN_NET}.{index % _HOSTS_IN_NET + 1}"
 
 
-def _enrol(name: str) -> Node:
-    now = clock.now()
-    _, token = create_join_token(actor=ACTOR, now=now, note="simulated node")
-    return enrol_node(token_text=token, node_id=uuid.uuid4(), name=name, hostname=name, now=now)
+def _enrol_all(names: Sequence[str]) -> Iterator[Node]:
+    """Let them join as an allocation does: all with one token."""
+    if not names:
+        return
+    note = "simulated nodes"
+    _, token = create_join_token(actor=ACTOR, now=clock.now(), note=note, max_uses=len(names))
+    for name in names:
+        yield enrol_node(token_text=token, node_id=uuid.uuid4(), name=name, hostname=name, now=clock.now())
 
 
 def _identities(
