@@ -41,6 +41,14 @@ class Endpoint(enum.Enum):
 ENDPOINTS = {endpoint.path: endpoint for endpoint in Endpoint}
 
 
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+
+
+def _is_forwarded(request: Request) -> bool:
+    """Whether a proxy says that it passes somebody else on: one on this host makes everybody local."""
+    return any(request.values(name) for name in _FORWARDED)
+
+
 class Admission:
     """Checks heads against the table of endpoints and the table of keys."""
 
@@ -96,7 +104,7 @@ class Admission:
             return refusals.VERSION_UNKNOWN  # answers are in chunks, which 1.0 cannot read
         if endpoint.access is Access.PUBLIC:
             return None
-        if endpoint.access is Access.LOOPBACK_OR_KEY and is_loopback:
+        if endpoint.access is Access.LOOPBACK_OR_KEY and is_loopback and not _is_forwarded(request):
             return None
         return self._check_key(request)
 

@@ -192,6 +192,8 @@ def test_sockets_refuse_strangers_foreign_origins_and_random_tokens() -> None:
         "a random token": [(b"authorization", b"Bearer xo-nonsense")],
         "a random cookie": [own, (b"cookie", b"sessionid=nonsense")],
         "a foreign page": [(b"origin", b"https://evil.example"), cookie],
+        "a page of a longer name": [(b"origin", own[1] + b".evil.example"), cookie],
+        "a page of another port": [(b"origin", own[1].rpartition(b":")[0] + b":1"), cookie],
         "a login without an origin": [cookie],
         "a login without rights": [own, powerless],
     }

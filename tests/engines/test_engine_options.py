@@ -35,6 +35,7 @@ CONTEXT = LaunchContext(
         ("torch", {"extra_arguments": "--host=0.0.0.0"}, "may not hold --host: the agent decides that"),
         ("torch", {"extra_arguments": "--por 1 --x"}, "may not hold --por"),
         ("simulated", {"extra_arguments": "--model-dir /etc"}, "may not hold --model-dir"),
+        ("torch", {"extra_arguments": "--api-key abc"}, r"may not hold a secret \(api-key\)"),
         ("simulated", {"ttft_ms": -1}, "ttft_ms must be from 0"),
         ("simulated", {"ttft_ms": "fast"}, "ttft_ms must be a number"),
         ("simulated", {"jitter_ratio": 2}, "jitter_ratio must be from 0 to 1"),

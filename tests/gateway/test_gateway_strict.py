@@ -210,6 +210,9 @@ async def test_metrics_are_for_loopback_or_a_key_and_name_no_person(world: World
     assert 'exaops_gateway_in_flight{node="n0",replica="r0"} 0' in page
     assert "exaops_gateway_route_table_stale 0" in page
     assert not any(private in page for private in ("somebody", KEY, f"id-{KEY}"))
+    for proxied in ({"x-forwarded-for": "203.0.113.9"}, {"forwarded": "for=203.0.113.9"}, {"via": "1.1 p"}):
+        reply = await gateway.ask(b"", method="GET", path="/metrics", key=None, headers=proxied)
+        assert reply.status == 401, f"a proxy on this host opened it to everybody: {proxied}"
     for connection in gateway.shared.connections:
         connection.abort()  # type: ignore[attr-defined] # the one class that is in there
     wire = await gateway.connect()

@@ -8,9 +8,10 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
+from workers.protocol.confidential import mask
+
 _TAIL_READ_BYTES = 64 * 1024
 _KEPT_AFTER_CUT_BYTES = 1024 * 1024
-_MASK = "***"
 _PORT_TAKEN = re.compile(
     r"address already in use|EADDRINUSE|errno 98\b|only one usage of each socket", re.IGNORECASE
 )
@@ -29,14 +30,6 @@ def last_lines(path: Path, *, count: int, width: int, secrets: Iterable[str]) ->
     if size > _TAIL_READ_BYTES:
         lines = lines[1:]  # begins in the middle
     return tuple(line[:width] for line in lines[-count:])
-
-
-def mask(text: str, secrets: Iterable[str]) -> str:
-    """Replace each secret wherever it stands."""
-    for secret in secrets:
-        if secret:
-            text = text.replace(secret, _MASK)
-    return text
 
 
 def tells_port_taken(lines: Iterable[str]) -> bool:

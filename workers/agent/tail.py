@@ -11,6 +11,7 @@ from pathlib import Path
 
 from workers.agent import logs
 from workers.agent.journal import Journal
+from workers.protocol.confidential import mask
 from workers.protocol.v1 import LogChunk, TailLog
 
 _INTERVAL_SECONDS = 0.25
@@ -189,7 +190,7 @@ class LogTailer:
 
 
 def _clean(line: bytes, secrets: tuple[str, ...]) -> str:
-    text = logs.mask(line.decode("utf-8", "replace").rstrip("\r"), secrets)
+    text = mask(line.decode("utf-8", "replace").rstrip("\r"), secrets)
     return text if len(text) <= _LINE_CHARACTERS else text[: _LINE_CHARACTERS - 1] + "…"
 
 

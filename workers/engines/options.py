@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from workers.engines.base import EngineOptionError, EngineOptions
+from workers.protocol.confidential import find_secret
 
 AGENT_FLAGS = (
     "--host",
@@ -108,6 +109,10 @@ def _extra_arguments(options: EngineOptions) -> list[str]:
         arguments = shlex.split(value)
     except ValueError as error:
         raise EngineOptionError(f"{EXTRA_ARGUMENTS} cannot be split: {error}") from error
+    secret = find_secret(value)
+    if secret:
+        # The command line can be read by everyone on the machine.
+        raise EngineOptionError(f"{EXTRA_ARGUMENTS} may not hold a secret ({secret})")
     for argument in arguments:
         flag = argument.partition("=")[0]
         # argparse takes any unambiguous beginning of a flag for the flag.

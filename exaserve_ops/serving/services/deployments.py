@@ -16,6 +16,7 @@ from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.models import Deployment, Model
+from workers.protocol.confidential import find_secret
 
 MAX_REPLICAS = 100_000
 MAX_SECONDS = 7 * 24 * 3600
@@ -237,6 +238,13 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         if not isinstance(value, _ENGINE_OPTION_TYPES):
             raise InvalidInputError(f"engine_options.{name}", "give text, a number, true or false")
+        secret = find_secret(name) or find_secret(str(value))
+        if secret:
+            raise InvalidInputError(
+                f"engine_options.{name}",
+                f"{secret}: no secrets here, since options are shown and stand on a command line; an engine "
+                "gets its key from its agent",
+            )
 
 
 def default_start_seconds(model: Model) -> int:
