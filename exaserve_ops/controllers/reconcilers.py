@@ -65,7 +65,9 @@ HEALER = "controller:healing"
 CANARY_SECONDS = 15.0
 """The wish goes out again so often, changed or not: it proves that commands are taken in."""
 LOG_TAIL_SECONDS = 30.0
-CREATED_AT_ONCE = 1024
+PLANS_AT_ONCE = 8
+CREATED_BY_A_PLAN = 4096
+CREATED_AT_ONCE = 512
 PLACED_AT_ONCE = 96
 """In one transaction: it holds the locks of all of them."""
 LONGEST_SPACING_SECONDS = 10.0
@@ -161,20 +163,27 @@ class Reconcilers:
             for deployment_id in live_deployments().values_list("pk", flat=True):
                 self._add_spaced("deployment", str(deployment_id))
             return
-        deployment_id = UUID(key)
+        for _ in range(PLANS_AT_ONCE):
+            if not self._plan_once(UUID(key)):
+                return
+
+    def _plan_once(self, deployment_id: UUID) -> bool:
+        """Plan and carry out; says whether replicas were made, whose places the next plan chooses.
+
+        They do not wait for it in the queue: behind a thousand nodes that is long.
+        """
         now = clock.now()
         active = active_sessions_by_replica(deployment_id, now=now)
         snapshot = deployment_snapshot(deployment_id, active_sessions=active, now=now)
         if snapshot is None:
-            return
+            return False
         plan = plan_deployment(snapshot, now=now)
         self._promote([step for step in plan if isinstance(step, Promote)])
         others = (step for step in plan if not isinstance(step, Promote))
         for place_steps, steps in groupby(others, _is_place):
             for batch in _by_node(steps) if place_steps else ((step,) for step in steps):
                 self._carry_out(deployment_id, *batch)
-        if any(isinstance(step, Create) for step in plan):
-            self._queue.add("deployment", key)  # never spaced: what was made waits for its place
+        return any(isinstance(step, Create) for step in plan)
 
     def _carry_out(self, deployment_id: UUID, *steps: Step) -> None:
         """Carry out one step, or several placements in one transaction."""
@@ -282,9 +291,7 @@ def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
     now = clock.now()
     match step:
         case Create():
-            # The rest is found missing by the next plan: no transaction may take as long as thousands do.
-            count = min(step.count, CREATED_AT_ONCE)
-            create_replicas(deployment_id, count, why=step.why, actor=ACTOR, now=now, role=step.role)
+            _create(deployment_id, step, now)
         case Place():
             places = [s for s in (step, *more) if isinstance(s, Place)]
             place_replicas({UUID(s.replica_id): s.placement for s in places}, actor=ACTOR, now=now)
@@ -298,6 +305,13 @@ def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
             _heal(step, now)
         case Promote():
             raise AssertionError("promotions are carried out together")
+
+
+def _create(deployment_id: UUID, step: Create, now: datetime) -> None:
+    # No transaction may take as long as thousands do; what is left the next plan finds missing.
+    for left in range(min(step.count, CREATED_BY_A_PLAN), 0, -CREATED_AT_ONCE):
+        count = min(left, CREATED_AT_ONCE)
+        create_replicas(deployment_id, count, why=step.why, actor=ACTOR, now=now, role=step.role)
 
 
 def _heal(step: Replace | Hold | Quarantine, now: datetime) -> None:
