@@ -75,6 +75,19 @@ class CeleryAgentLink:
         )
         self._send(node_id, command)
 
+    def end_process(
+        self, node_id: str, *, lease_epoch: int, command_id: str, pid: int, start_ticks: int
+    ) -> None:
+        """Ask an agent to end a process that it left behind."""
+        command = v1.EndProcess(
+            command_id=command_id,
+            lease_epoch=lease_epoch,
+            deadline_seconds=COMMAND_SECONDS,
+            pid=pid,
+            start_ticks=start_ticks,
+        )
+        self._send(node_id, command)
+
     def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
         """Say that the end of these replicas is recorded."""
         command = v1.ForgetReplica(

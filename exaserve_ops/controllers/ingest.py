@@ -20,9 +20,11 @@ from exaserve_ops.controllers.fleet_state import FleetState, NodeView, fingerpri
 from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.ports import AgentLink, LivePublisher, ReportSource
 from exaserve_ops.health.services import grant_lease
+from exaserve_ops.inventory.domain.leftovers import is_end_wish
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import record_degradation, record_hello
+from exaserve_ops.inventory.services.leftovers import record_process_end
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.domain.reports import (
@@ -126,6 +128,14 @@ class Ingest:
                     self._take_hello(report, clock.now())
                 case CommandOutcome():
                     _log_outcome(report)
+                    if is_end_wish(report.command_id):
+                        record_process_end(
+                            report.command_id,
+                            node_id=UUID(report.node_id),
+                            done=report.outcome == "done",
+                            reason=report.reason,
+                            now=clock.now(),
+                        )
                 case LogLines():
                     self._publisher.append_log(report)
 
@@ -213,7 +223,9 @@ class Ingest:
     def _record_degradation(self, view: NodeView, beat: HeartbeatReport, now: datetime) -> None:
         intake = (beat.intake_age_seconds or 0.0) > INTAKE_STALE_SECONDS
         reconcile = (beat.reconcile_age_seconds or 0.0) > RECONCILE_STALE_SECONDS
-        unknown = tuple(sorted(int(p.get("pid", 0)) for p in beat.unknown_processes))
+        unknown = tuple(
+            sorted((int(p.get("pid", 0)), bool(p.get("left_over"))) for p in beat.unknown_processes)
+        )
         mark = (beat.reconcile_error, intake, reconcile, unknown)
         if mark == view.degraded:
             return

@@ -49,6 +49,12 @@ class AgentLink(Protocol):
         """Ask for a replica's log for a while."""
         ...
 
+    def end_process(
+        self, node_id: str, *, lease_epoch: int, command_id: str, pid: int, start_ticks: int
+    ) -> None:
+        """Ask an agent to end a process that it left behind."""
+        ...
+
     def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
         """Say that the end of these replicas is recorded."""
         ...

@@ -15,6 +15,7 @@ from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.ports import AgentLink, LivePublisher, RouteWriter
 from exaserve_ops.controllers.wishes import SentWishes, node_marks
+from exaserve_ops.inventory.domain.leftovers import parse_end_wish
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.inventory.services.quarantine import quarantine_accelerators
@@ -107,6 +108,7 @@ class Reconcilers:
             "keys": self._write_keys,
             "event": self._announce_event,
             "log": self._tail_log,
+            "end_process": self._end_process,
         }
 
     def reconcile(self, kind: str, key: str) -> None:
@@ -263,6 +265,16 @@ class Reconcilers:
         newest = Event.objects.order_by("-pk").values_list("pk", flat=True).first()
         if newest is not None:
             self._publisher.announce_events(newest)
+
+    def _end_process(self, key: str) -> None:
+        wish = parse_end_wish(key)
+        self._link.end_process(
+            wish.node_id,
+            lease_epoch=self._state.node(wish.node_id).lease_epoch,
+            command_id=key,
+            pid=wish.pid,
+            start_ticks=wish.start_ticks,
+        )
 
     def _tail_log(self, key: str) -> None:
         node_id = Replica.objects.filter(pk=key).values_list("node", flat=True).first()

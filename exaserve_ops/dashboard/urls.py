@@ -59,6 +59,7 @@ urlpatterns = [
     path("nodes/<uuid:node_id>/row", nodes.node_row, name="node_row"),
     path("nodes/<uuid:node_id>/host", nodes.node_host, name="node_host"),
     path("nodes/<uuid:node_id>/figure", nodes.node_figure, name="node_figure"),
+    path("nodes/<uuid:node_id>/end-process", nodes.node_end_process, name="node_end_process"),
     path("nodes/<uuid:node_id>/lift-quarantine", nodes.node_lift_quarantine, name="node_lift_quarantine"),
     path("nodes/<uuid:node_id>/cordon", nodes.node_cordon, name="node_cordon"),
     path("nodes/<uuid:node_id>/uncordon", nodes.node_uncordon, name="node_uncordon"),

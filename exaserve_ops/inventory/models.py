@@ -97,6 +97,7 @@ class Node(models.Model):
 
     class Meta:
         ordering: ClassVar[list[str]] = ["name"]
+        permissions = (("end_process", "Can have agents end processes that they left behind"),)
         constraints: ClassVar[list[models.BaseConstraint]] = [
             models.CheckConstraint(
                 condition=models.Q(liveness__in=NODE_LIVENESS.statuses), name="node_liveness_known"

@@ -36,6 +36,9 @@ def test_hello_has_cards_links_and_notes_and_heartbeats_have_strangers(tmp_path:
     assert hello.probe_notes == (f"{uuids[0]} temperature: ERR!",)
     assert beat.unknown_processes[0].accelerator_uuid == uuids[2]
     assert beat.unknown_processes[0].memory_bytes == 512 << 20
+    assert beat.unknown_processes[0].start_ticks > 0
+    assert not beat.unknown_processes[0].left_over
+    assert "somebody else started it" in beat.unknown_processes[0].origin
 
 
 def _first_hello(node: Node) -> v1.Hello | None:

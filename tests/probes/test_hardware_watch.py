@@ -54,7 +54,14 @@ def test_tool_that_dies_is_told_once_and_the_cards_stay(tools: Path) -> None:
 
 
 def foreign_watch(places: Places, said: list[None]) -> ForeignWatch:
-    return ForeignWatch(NODE, probe(), set, lambda: places, lambda: said.append(None))
+    return ForeignWatch(
+        NODE,
+        probe(),
+        set,
+        lambda: places,
+        on_misplaced=lambda: said.append(None),
+        describe=lambda found: found,
+    )
 
 
 def test_stranger_is_reported_and_own_replica_is_not(tools: Path) -> None:

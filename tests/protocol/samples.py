@@ -186,6 +186,9 @@ COMMANDS: dict[str, v1.Command] = {
         seconds=30.0,
         backlog_lines=50,
     ),
+    "end_process": v1.EndProcess(
+        command_id="c-5", lease_epoch=3, deadline_seconds=60.0, pid=4711, start_ticks=77
+    ),
     "forget_replica": v1.ForgetReplica(
         command_id="c-4", lease_epoch=3, deadline_seconds=60.0, replica_ids=("r-1", "r-2")
     ),
@@ -199,7 +202,7 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
-_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 3, "apply_desired": 2}
+_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 3, "end_process": 3, "apply_desired": 2}
 """The minor version that last added to a message; 0 for the others."""
 
 

@@ -24,6 +24,7 @@ from workers.agent.heartbeat import Reporter
 from workers.agent.home import Home, HomeError, HomeLock
 from workers.agent.intake import IntakeChild, IntakeServer
 from workers.agent.journal import Journal
+from workers.agent.leftovers import Leftovers
 from workers.agent.memory import find_held
 from workers.agent.model_files import ModelVerifier
 from workers.agent.pulse import PulseThread
@@ -76,8 +77,20 @@ class Agent:
         self._hardware = HardwareWatch(self._probe(), self._take_over_hardware)
         self._runner, self._reconciler = self._build_reconciler()
         self._loop = ReconcileLoop(self._reconciler)
+        self._leftovers = Leftovers(
+            identity.node_id,
+            home.logs,
+            self._open_attempts,
+            self._submit,
+            grace_seconds=config.stop_grace_seconds,
+        )
         self._foreign = ForeignWatch(
-            identity.node_id, self._probe(), self._own_sessions, self._places, self._say_hello
+            identity.node_id,
+            self._probe(),
+            self._own_sessions,
+            self._places,
+            on_misplaced=self._say_hello,
+            describe=self._leftovers.describe,
         )
         self._reporter = Reporter(
             identity.redis_url,
@@ -96,6 +109,7 @@ class Agent:
             say_hello=self._reporter.say_hello,
             report=self._reporter.submit,
             tail_log=self._tailer.follow,
+            end_process=self._leftovers.end,
         )
         self._desk = CommandDesk(identity.node_id, identity.key, self._journal, reactions)
         self._intake = IntakeServer(home, self._desk.take)
@@ -188,6 +202,12 @@ class Agent:
 
     def _own_sessions(self) -> set[int]:
         return {row.pid for row in self._journal.attempts() if row.pid is not None}
+
+    def _open_attempts(self) -> set[tuple[str, int]]:
+        return {row.key for row in self._journal.attempts()}
+
+    def _submit(self, report: v1.Report) -> None:
+        self._reporter.submit(report)
 
     def _probe(self) -> AcceleratorProbe:
         return AcceleratorProbe(self._identity.node_id, cpu_memory_bytes=self._config.memory_bytes)

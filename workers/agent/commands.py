@@ -36,6 +36,8 @@ class Reactions:
     say_hello: Callable[[], None]
     report: Callable[[v1.Report], None]
     tail_log: Callable[[v1.TailLog], None]
+    end_process: Callable[[v1.EndProcess], str]
+    """Begins to end a process, whose end is reported when it comes. Returns why not, or nothing."""
 
 
 class CommandDesk:
@@ -101,6 +103,8 @@ class CommandDesk:
                 return self._fenced(command) or self._apply_desired(command)
             case v1.TailLog():
                 return self._fenced(command) or self._tail_log(command)
+            case v1.EndProcess():
+                return self._fenced(command) or self._end_process(command)
             case v1.ForgetReplica():
                 return self._fenced(command) or self._forget(command)
 
@@ -137,6 +141,11 @@ class CommandDesk:
             return Answer("refused", f"replica id {command.replica_id!r} is not usable")
         self._reactions.tail_log(command)
         return Answer("done")
+
+    def _end_process(self, command: v1.EndProcess) -> Answer:
+        refusal = self._reactions.end_process(command)
+        # Begun is not done: what becomes of it is reported once it is known.
+        return Answer("refused", refusal) if refusal else Answer("done", silent=True)
 
     def _forget(self, command: v1.ForgetReplica) -> Answer:
         wish = self._journal.wish()

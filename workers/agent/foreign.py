@@ -1,6 +1,6 @@
 """Who sits on this node's accelerators: strangers, and replicas that are not where they should be.
 
-Both are reported so that people can see them; neither is touched.
+Both are reported so that people can see them; neither is touched unless somebody asks for it.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ class ForeignWatch:
         probe: AcceleratorProbe,
         own_sessions: Callable[[], Collection[int]],
         places: Callable[[], Places],
+        *,
         on_misplaced: Callable[[], None],
+        describe: Callable[[UnknownProcess], UnknownProcess | None],
     ) -> None:
         self._node_id = node_id
         self._probe = probe
         self._own_sessions = own_sessions
         self._places = places
         self._on_misplaced = on_misplaced
+        self._describe = describe
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="foreign", daemon=True)
         self._seen_misplaced: frozenset[str] = frozenset()
@@ -79,7 +82,7 @@ class ForeignWatch:
         processes = self._probe.processes()
         labels = {process.pid: read_label(process.pid) for process in processes}
         self._note_misplaced(processes, labels)
-        return tuple(
+        strangers = (
             UnknownProcess(
                 pid=process.pid,
                 accelerator_uuid=process.accelerator_uuid,
@@ -89,6 +92,8 @@ class ForeignWatch:
             for process in processes
             if not self._is_ours(process.pid, labels[process.pid], sessions)
         )
+        described = (self._describe(stranger) for stranger in strangers)
+        return tuple(stranger for stranger in described if stranger is not None)
 
     def _note_misplaced(
         self, processes: Iterable[AcceleratorProcess], labels: Mapping[int, LaunchLabel | None]

@@ -84,6 +84,13 @@ class StrayWatch:
     def report(self) -> tuple[UnknownProcess, ...]:
         """Return the strays as the heartbeat carries them."""
         return tuple(
-            UnknownProcess(pid=process.pid, replica_id=label.replica_id)
+            UnknownProcess(
+                pid=process.pid,
+                replica_id=label.replica_id,
+                start_ticks=process.start_ticks,
+                left_over=True,
+                origin=f"started for {label.replica_id}, attempt {label.attempt}: its environment has our "
+                "launch label; its agent is ending it",
+            )
             for process, label in self.found.items()
         )

@@ -393,13 +393,21 @@ class TailLog(_Command, frozen=True, kw_only=True, tag_field="kind", tag="tail_l
     backlog_lines: int = 200
 
 
+class EndProcess(_Command, frozen=True, kw_only=True, tag_field="kind", tag="end_process"):
+    """End a process that this agent left behind; refused unless that is proven. Since 1.3."""
+
+    pid: int
+    start_ticks: int
+    """As reported: the pid alone may have been given to another process since."""
+
+
 class ForgetReplica(_Command, frozen=True, kw_only=True, tag_field="kind", tag="forget_replica"):
     """The end of a replica is recorded: drop it from the journal (its log is kept a while)."""
 
     replica_ids: tuple[str, ...]
 
 
-Command: TypeAlias = ApplyDesired | RequestHello | TailLog | ForgetReplica
+Command: TypeAlias = ApplyDesired | RequestHello | TailLog | EndProcess | ForgetReplica
 
 _Message = TypeVar("_Message")
 

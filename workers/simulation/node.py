@@ -233,6 +233,8 @@ class SimulatedNode:
                 return self._apply(command, now)
             case v1.ForgetReplica():
                 return self._forget(command.replica_ids)
+            case v1.EndProcess():
+                return "refused", "a simulated node has no processes"
             case v1.TailLog():
                 return "failed", "a simulated replica writes no log"
 

@@ -29,6 +29,7 @@ _OPERATOR_CHANGES = frozenset(
         "health.change_incident",
         "inventory.add_jointoken",
         "inventory.change_node",
+        "inventory.end_process",
         "inventory.install_node",
         "serving.add_deployment",
         "serving.add_model",

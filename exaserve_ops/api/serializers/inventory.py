@@ -136,6 +136,14 @@ class NodeDetailSerializer(NodeSerializer):
         return list(hardware.probe_notes) if hardware is not None else []
 
 
+class EndProcessRequestSerializer(StrictSerializer):
+    """Asks for a left-over process to be ended, as `unknown_processes` names it."""
+
+    pid = serializers.IntegerField(min_value=1)
+    start_ticks = serializers.IntegerField(min_value=1, help_text="As reported: a pid alone may be reused.")
+    reason = serializers.CharField(max_length=500, help_text="Why; shown in the history.")
+
+
 class DrainRequestSerializer(StrictSerializer):
     """Asks for a node to be emptied."""
 

@@ -18,6 +18,7 @@ from exaserve_ops.api.idempotency import acts_once, acts_once_with_secret
 from exaserve_ops.api.serializers.inventory import (
     AcceleratorSerializer,
     DrainRequestSerializer,
+    EndProcessRequestSerializer,
     JoinTokenRequestSerializer,
     JoinTokenSerializer,
     NewJoinTokenSerializer,
@@ -30,6 +31,7 @@ from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware
 from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
 from exaserve_ops.inventory.services.drain import drain_node, undrain_node
+from exaserve_ops.inventory.services.leftovers import ask_process_end
 from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.services.replicas import retire_lost_node
@@ -50,6 +52,7 @@ class NodeViewSet(ReadableViewSet[Node]):
         "drain": "inventory.change_node",
         "undrain": "inventory.change_node",
         "retire": "inventory.delete_node",
+        "end_process": "inventory.end_process",
     }
 
     def get_queryset(self) -> QuerySet[Node]:
@@ -108,6 +111,16 @@ class NodeViewSet(ReadableViewSet[Node]):
         body = self.read_body(ReasonSerializer)
         retire_lost_node(self.get_object().pk, reason=body["reason"], actor=self.actor, now=clock.now())
         return Response(NodeSerializer(self.get_object()).data)
+
+
+    @extend_schema(request=EndProcessRequestSerializer, responses={202: NodeSerializer})
+    @action(detail=True, methods=["post"], url_path="end-process")
+    @acts_once
+    def end_process(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Ask the agent to end a process that it provably left behind; the history says what became of it."""
+        body = self.read_body(EndProcessRequestSerializer)
+        ask_process_end(self.get_object().pk, **body, actor=self.actor, now=clock.now())
+        return Response(NodeSerializer(self.get_object()).data, status=status.HTTP_202_ACCEPTED)
 
 
 class AcceleratorViewSet(ReadableViewSet[Accelerator]):

@@ -33,6 +33,7 @@ from exaserve_ops.inventory.domain.liveness import DEAD, NODE_LIVENESS, RETIRED,
 from exaserve_ops.inventory.models import Accelerator, FailureDomain, Node
 from exaserve_ops.inventory.selectors import installation_of_node, rack_of
 from exaserve_ops.inventory.services import cordon_node, create_join_token, uncordon_node
+from exaserve_ops.inventory.services.leftovers import ask_process_end
 from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
@@ -164,6 +165,34 @@ def node_lift_quarantine(request: HttpRequest, node_id: UUID) -> HttpResponse:
         messages.error(request, f"Not done: {error}.")
     else:
         messages.success(request, f"{found} takes replicas again.")
+    return redirect("node", node_id)
+
+
+@require_POST
+@requires("inventory.end_process")
+def node_end_process(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Have the agent end a process that it left behind (`pid`, `start_ticks`)."""
+    found = get_object_or_404(Node, pk=node_id)
+    why = request.POST.get("reason", "").strip()
+    pid, ticks = (request.POST.get(name, "") for name in ("pid", "start_ticks"))
+    if not why or not (pid.isdecimal() and ticks.isdecimal()):
+        messages.error(request, "Say why: the reason is shown to everyone who wonders later.")
+        return redirect("node", node_id)
+    try:
+        ask_process_end(
+            node_id,
+            pid=int(pid),
+            start_ticks=int(ticks),
+            reason=why,
+            actor=actor_of(request),
+            now=clock.now(),
+        )
+    except ConflictError as error:
+        messages.error(request, f"Not done: {error}.")
+    else:
+        messages.success(
+            request, f"{found.name} is asked to end process {pid}; its history says how that went."
+        )
     return redirect("node", node_id)
 
 
