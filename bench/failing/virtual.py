@@ -13,7 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from exaserve_ops.controllers.fleet_state import NodeView
-from exaserve_ops.health.domain.blast_radius import GuardSettings, HeldSuspicion, WatchedNode, rule
+from exaserve_ops.health.domain.blast_radius import (
+    GuardSettings,
+    HeldSuspicion,
+    WatchedNode,
+    is_silence_beginning,
+    rule,
+)
 from exaserve_ops.health.domain.detector import (
     PULSE_AFTER_MISSED_RATIO,
     DetectorSettings,
@@ -21,6 +27,7 @@ from exaserve_ops.health.domain.detector import (
     Sighting,
     Verdict,
     assess_node,
+    is_late,
 )
 from exaserve_ops.health.domain.loss import fleet_loss
 from exaserve_ops.inventory.domain.liveness import ALIVE, NODE_LIVENESS, SUSPECT
@@ -150,11 +157,14 @@ class VirtualFleet:
         for suspicion in ruling.opened:
             self.incidents += 1
             self._held.append(HeldSuspicion(str(self.incidents), suspicion.scope, suspicion.node_ids))
+        views = [node.view for node in self._members if node.view.liveness in {ALIVE, SUSPECT}]
+        late = sum(is_late(view.last_report_seconds, view.last_pulse_seconds, self.now) for view in views)
+        withheld = lost if is_silence_beginning(late, len(views), self._guard) else ruling.withheld
         for node in self._members:
             view = node.view
             if view.node_id not in lost:
                 continue
-            if view.node_id not in ruling.withheld:
+            if view.node_id not in withheld:
                 self._apply(view, "lost")
             elif view.liveness == ALIVE:
                 self._apply(view, "missed")

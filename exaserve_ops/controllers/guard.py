@@ -18,8 +18,10 @@ from exaserve_ops.health.domain.blast_radius import (
     Suspicion,
     WatchedNode,
     is_confirmed_by_gateways,
+    is_silence_beginning,
     rule,
 )
+from exaserve_ops.health.domain.detector import is_late
 from exaserve_ops.health.domain.incident import CONFIRMED, DISMISSED, MASS_SILENCE, OPEN
 from exaserve_ops.health.models import Incident
 from exaserve_ops.health.selectors import undecided_incidents
@@ -94,7 +96,8 @@ class Guard:
         self._ask_gateways(now)
         silent = frozenset(node.node_id for node in nodes if node.silent)
         self._forget_decided(views, silent)
-        return ruling.withheld | self._nodes_of(DISMISSED)
+        waiting = lost - settled if self._begins(views, settled, now) else frozenset()
+        return ruling.withheld | self._nodes_of(DISMISSED) | waiting
 
     # ------------------------------------------------------------------ what is seen
     def _watched(self, view: NodeView, lost: frozenset[str], now: float) -> WatchedNode | None:
@@ -106,6 +109,11 @@ class Guard:
         if view.liveness == DEAD and died is not None and now - died < self._settings.window_seconds:
             return WatchedNode(view.node_id, rack, silent=False, dead=True)
         return None
+
+    def _begins(self, views: Sequence[NodeView], settled: frozenset[str], now: float) -> bool:
+        watched = [v for v in views if v.liveness in {ALIVE, SUSPECT} and v.node_id not in settled]
+        late = sum(is_late(v.last_report_seconds, v.last_pulse_seconds, now) for v in watched)
+        return is_silence_beginning(late, len(watched), self._settings)
 
     def _refresh_racks(self, views: Sequence[NodeView], now: float) -> None:
         if now - self._racks_at < RACKS_SECONDS and len(views) <= len(self._racks):

@@ -133,6 +133,15 @@ def rule(
     return Ruling(withheld, opened, tuple(standing), tuple(ended))
 
 
+def is_silence_beginning(late: int, watched: int, settings: GuardSettings) -> bool:
+    """Whether so many of all nodes are late that a death seen now may be the first of a mass silence.
+
+    A node whose last messages were lost anyway is due before the others are even suspect. Whoever is due
+    waits until they are, or report.
+    """
+    return late >= max(settings.least_nodes, math.ceil(settings.fleet_share * watched))
+
+
 def is_confirmed_by_gateways(node_ids: frozenset[str], reach: Mapping[str, Reach]) -> str:
     """Why gateways leave no doubt that these nodes are gone; empty where they do.
 

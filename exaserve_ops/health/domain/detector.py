@@ -94,6 +94,18 @@ def assess_node(sighting: Sighting, now: float, settings: DetectorSettings) -> V
     return None
 
 
+def is_late(
+    last_report_seconds: float | None,
+    last_pulse_seconds: float | None,
+    now: float,
+    *,
+    interval_seconds: float = 1.0,
+) -> bool:
+    """Whether neither a report nor a pulse came for more than an interval: too early for a suspicion."""
+    newest = max(last_report_seconds or -math.inf, last_pulse_seconds or -math.inf)
+    return now - newest >= PULSE_AFTER_MISSED_RATIO * interval_seconds
+
+
 def needed_signs(loss_ratio: float, chance: float, settings: DetectorSettings) -> int:
     """How many signs in a row must be missing until mere loss is less likely than `chance`."""
     lost = min(0.5, max(settings.least_loss_ratio, loss_ratio))
