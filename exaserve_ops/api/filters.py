@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, ClassVar
 from uuid import UUID
 
 from django.db.models import Model, QuerySet
+from django.http import QueryDict
 from django_filters import rest_framework as filters
+from rest_framework.exceptions import ValidationError
 from rest_framework.filters import OrderingFilter
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -32,16 +35,71 @@ class StableOrdering(OrderingFilter):
         return [*(super().get_ordering(request, queryset, view) or ()), "pk"]
 
 
-class NodeFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
-    """`?liveness=dead&liveness=suspect&cordoned=false`."""
+_PAGING = ("page", "page_size", "cursor", "format")
+
+
+def check_parameters(query: QueryDict, known: Collection[str], orders: Collection[str]) -> None:
+    """Raise `ValidationError`, naming what there is, for a filter or an order that does not exist."""
+    allowed = sorted({*known, *(("ordering",) if orders else ()), *_PAGING[:3]})
+    wrong = {
+        name: [f"There is no such filter. There are: {', '.join(allowed)}."]
+        for name in query
+        if name not in {*allowed, *_PAGING}
+    }
+    asked = {
+        order.strip().removeprefix("-") for text in query.getlist("ordering") for order in text.split(",")
+    }
+    unknown = sorted(asked - {*orders, ""})
+    if unknown and "ordering" not in wrong:
+        wrong["ordering"] = [
+            f"Not by {', '.join(unknown)}. By: {', '.join(sorted(orders))}; -name: downwards."
+        ]
+    if wrong:
+        raise ValidationError(wrong)
+
+
+class _LiveByDefault(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """Leaves ended ones out unless a switch (`ended=true`) or the state itself asks for them."""
+
+    ended_statuses: ClassVar[frozenset[str]] = frozenset()
+    state_field: ClassVar[str] = "status"
+    switch: ClassVar[str] = "ended"
+
+    def filter_queryset(self, queryset: QuerySet[Model]) -> QuerySet[Model]:
+        """Apply the filters, and the default."""
+        found: QuerySet[Model] = super().filter_queryset(queryset)
+        asked: dict[str, Any] = self.form.cleaned_data
+        if asked.get(self.switch) or asked.get(self.state_field):
+            return found
+        return found.exclude(**{f"{self.state_field}__in": self.ended_statuses})
+
+    def _keep(self, queryset: QuerySet[Model], _name: str, _value: bool) -> QuerySet[Model]:  # noqa: FBT001 - django_filters' signature
+        return queryset
+
+
+class NodeFilter(_LiveByDefault):
+    """`?liveness=dead&liveness=suspect&cordoned=false`; retired ones only when asked for."""
+
+    ended_statuses: ClassVar[frozenset[str]] = NODE_LIVENESS.final
+    state_field: ClassVar[str] = "liveness"
+    switch: ClassVar[str] = "retired"
 
     liveness = filters.MultipleChoiceFilter(choices=NODE_LIVENESS.choices)
+    retired = filters.BooleanFilter(method="_keep", label="Include those that were retired.")
     name = filters.CharFilter(lookup_expr="icontains")
     rack = filters.CharFilter(field_name="failure_domain__parent__name")
 
     class Meta:
         model = Node
-        fields: ClassVar[list[str]] = ["liveness", "cordoned", "drain_status", "simulated", "name", "rack"]
+        fields: ClassVar[list[str]] = [
+            "liveness",
+            "cordoned",
+            "drain_status",
+            "simulated",
+            "name",
+            "rack",
+            "retired",
+        ]
 
 
 class AcceleratorFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
@@ -93,30 +151,12 @@ class ModelFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is
         fields: ClassVar[list[str]] = ["name", "digest"]
 
 
-class _LiveByDefault(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
-    """Leaves ended ones out unless `ended=true` or a `status` asks for them."""
-
-    ended_statuses: ClassVar[frozenset[str]] = frozenset()
-
-    ended = filters.BooleanFilter(method="_keep", label="Include those that have ended.")
-
-    def filter_queryset(self, queryset: QuerySet[Model]) -> QuerySet[Model]:
-        """Apply the filters, and the default."""
-        found: QuerySet[Model] = super().filter_queryset(queryset)
-        asked: dict[str, Any] = self.form.cleaned_data
-        if asked.get("ended") or asked.get("status"):
-            return found
-        return found.exclude(status__in=self.ended_statuses)
-
-    def _keep(self, queryset: QuerySet[Model], _name: str, _value: bool) -> QuerySet[Model]:  # noqa: FBT001 - django_filters' signature
-        return queryset
-
-
 class DeploymentFilter(_LiveByDefault):
     """`?status=active&model=<id>`; deleted ones only when asked for."""
 
     ended_statuses: ClassVar[frozenset[str]] = DEPLOYMENT.final
 
+    ended = filters.BooleanFilter(method="_keep", label="Include those that have ended.")
     status = filters.MultipleChoiceFilter(choices=DEPLOYMENT.choices)
     model = filters.UUIDFilter(field_name="model_id")
 
@@ -130,6 +170,7 @@ class ReplicaFilter(_LiveByDefault):
 
     ended_statuses: ClassVar[frozenset[str]] = REPLICA.final
 
+    ended = filters.BooleanFilter(method="_keep", label="Include those that have ended.")
     status = filters.MultipleChoiceFilter(choices=REPLICA.choices)
     deployment = filters.UUIDFilter(field_name="deployment_id")
     node = filters.UUIDFilter(field_name="node_id")

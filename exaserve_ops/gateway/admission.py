@@ -29,6 +29,8 @@ class Endpoint(enum.Enum):
     CHAT = (b"POST", b"/v1/chat/completions", Access.KEY)
     COMPLETIONS = (b"POST", b"/v1/completions", Access.KEY)
     MODELS = (b"GET", b"/v1/models", Access.KEY)
+    MODEL = (b"GET", b"/v1/models/", Access.KEY)
+    """The model's name follows, which may hold slashes of its own."""
     HEALTH = (b"GET", b"/health", Access.PUBLIC)
     METRICS = (b"GET", b"/metrics", Access.LOOPBACK_OR_KEY)
 
@@ -38,7 +40,14 @@ class Endpoint(enum.Enum):
         self.access = access
 
 
-ENDPOINTS = {endpoint.path: endpoint for endpoint in Endpoint}
+_BY_PATH = {endpoint.path: endpoint for endpoint in Endpoint if endpoint is not Endpoint.MODEL}
+
+
+def endpoint_of(path: bytes) -> Endpoint | None:
+    """What a path leads to; `None` where there is nothing."""
+    if path.startswith(Endpoint.MODEL.path) and path != Endpoint.MODEL.path:
+        return Endpoint.MODEL
+    return _BY_PATH.get(path)
 
 
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
@@ -95,7 +104,7 @@ class Admission:
         return None
 
     def _check_access(self, request: Request, *, is_loopback: bool) -> Refusal | None:
-        endpoint = ENDPOINTS.get(request.path)
+        endpoint = endpoint_of(request.path)
         if endpoint is None:
             return refusals.UNKNOWN_PATH
         if endpoint.method != request.method:

@@ -6,11 +6,12 @@ import asyncio
 import collections
 import ipaddress
 from typing import cast
+from urllib.parse import unquote_to_bytes
 
 import httptools
 
 from exaserve_ops.gateway import headers, refusals
-from exaserve_ops.gateway.admission import ENDPOINTS, Endpoint
+from exaserve_ops.gateway.admission import Endpoint, endpoint_of
 from exaserve_ops.gateway.exchange import Exchange
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request, read_fields
@@ -210,15 +211,27 @@ class ClientConnection(asyncio.Protocol):
         if request.refusal is not None:
             self.refuse(request, request.refusal)
             return
-        match ENDPOINTS[request.path]:
+        match endpoint_of(request.path):
             case Endpoint.HEALTH:
                 self._answer(request, 200, _JSON, b'{"status":"ok"}')
             case Endpoint.METRICS:
                 self._answer(request, 200, _TEXT, self._shared.render_metrics())
             case Endpoint.MODELS:
                 self._answer(request, 200, _JSON, self._shared.render_models())
+            case Endpoint.MODEL:
+                self._show_model(request)
             case Endpoint.CHAT | Endpoint.COMPLETIONS:
                 self._serve_inference(request)
+            case None:  # its head was refused
+                raise AssertionError(request.path)
+
+    def _show_model(self, request: Request) -> None:
+        name = unquote_to_bytes(request.path.removeprefix(Endpoint.MODEL.path)).decode(errors="replace")
+        body = self._shared.render_model(name)
+        if body is None:
+            self.refuse(request, refusals.unknown_model(name))
+        else:
+            self._answer(request, 200, _JSON, body)
 
     def _serve_inference(self, request: Request) -> None:
         fields = read_fields(request.body)

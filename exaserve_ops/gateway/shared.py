@@ -107,16 +107,20 @@ class Shared:
 
     def render_models(self) -> bytes:
         """Body of the list of models, from the gateway's own table."""
-        models = [
-            {
-                "id": name,
-                "object": "model",
-                "created": self._started_at_unix_seconds,
-                "owned_by": "exaserve-ops",
-            }
-            for name in self.fleet.models()
-        ]
+        models = [self._describe_model(name) for name in self.fleet.models()]
         return msgspec.json.encode({"object": "list", "data": models})
+
+    def render_model(self, name: str) -> bytes | None:
+        """Body that describes one model; `None` for one that nothing here serves."""
+        return msgspec.json.encode(self._describe_model(name)) if name in self.fleet.models() else None
+
+    def _describe_model(self, name: str) -> dict[str, str | int]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started_at_unix_seconds,
+            "owned_by": "exaserve-ops",
+        }
 
     def render_metrics(self) -> bytes:
         """Body of the page for Prometheus."""

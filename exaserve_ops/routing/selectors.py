@@ -41,8 +41,8 @@ def routes() -> dict[str, RouteRecord]:
 
 def served_models() -> frozenset[str]:
     """Names that clients may ask for."""
-    rows = Deployment.objects.filter(status=states.ACTIVE).values_list("served_name", flat=True)
-    return frozenset(rows)
+    wanted = Deployment.objects.filter(status=states.ACTIVE, replicas__gt=0)
+    return frozenset(wanted.values_list("served_name", flat=True))
 
 
 def inference_keys(*, now: datetime) -> dict[str, KeyRecord]:

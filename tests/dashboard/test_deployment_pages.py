@@ -11,7 +11,38 @@ from django.urls import reverse
 from exaserve_ops.audit.models import Event
 from exaserve_ops.serving.models import Deployment
 from tests.dashboard.conftest import World, addresses
-from tests.fakes.world import make_model, make_node
+from tests.fakes.world import make_deployment, make_model, make_node
+
+
+def test_deployments_that_share_a_name_point_to_each_other(operator: Client, world: World) -> None:
+    assert "Shares its name" not in operator.get(addresses(world)["deployment"]).content.decode()
+    first = Deployment.objects.get()
+    twin = make_deployment("twin", model=first.model_id)
+    assert twin.served_name == first.served_name
+    page = operator.get(addresses(world)["deployment"]).content.decode()
+    assert "Shares its name" in page
+    assert f"/deployments/{twin.pk}" in page
+
+
+def test_a_name_that_another_model_serves_is_refused_beside_the_field(operator: Client, world: World) -> None:
+    taken = Deployment.objects.get().served_name
+    form = {
+        "name": "other",
+        "model": str(make_model("other").pk),
+        "served_name": taken,
+        "replicas": 1,
+        "engine": "torch",
+        "accelerators_per_replica": 1,
+        "drain_seconds": 60,
+        "start_seconds": 300,
+        "step": "plan",
+    }
+    answer = operator.post(reverse("deployment_new"), form)
+    assert answer.status_code == 422
+    page = answer.content.decode()
+    assert "serves &#x27;" in page
+    assert "Give another served name" in page
+    assert world["deployment_id"] == Deployment.objects.get().pk
 
 
 def test_scaling_shows_its_plan_and_changes_nothing_until_confirmed(operator: Client, world: World) -> None:

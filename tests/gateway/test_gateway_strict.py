@@ -146,7 +146,9 @@ async def test_slow_requests_and_idle_connections_end(world: World) -> None:
         ("POST", "/v1/load_lora_adapter", 404),
         ("GET", "/docs", 404),
         ("GET", "/openapi.json", 404),
-        ("GET", "/v1/models/m", 404),
+        ("GET", "/v1/models/", 404),
+        ("GET", "/v1/models/other", 404),
+        ("POST", "/v1/models/m", 405),
         ("POST", "/v1/chat/completions/", 404),
         ("POST", "/v1/../metrics", 404),
         ("POST", "//v1/chat/completions", 404),
@@ -262,6 +264,19 @@ async def test_models_come_from_the_gateways_own_table(world: World) -> None:
     gateway = await world.gateway()
     reply = await gateway.ask(b"", method="GET", path="/v1/models")
     assert [model["id"] for model in reply.json()["data"]] == ["a", "b"]
+
+
+async def test_one_model_is_described_in_the_shape_of_the_list(world: World) -> None:
+    world.put("r0", 1, model="org/a b")
+    gateway = await world.gateway()
+    listed = await gateway.ask(b"", method="GET", path="/v1/models")
+    for path in ("/v1/models/org/a%20b", "/v1/models/org%2Fa%20b"):
+        one = await gateway.ask(b"", method="GET", path=path)
+        assert [one.json()] == listed.json()["data"]
+    unknown = await gateway.ask(b"", method="GET", path="/v1/models/a")
+    assert (unknown.status, unknown.code) == (404, "model_not_found")
+    stranger = await gateway.ask(b"", method="GET", path="/v1/models/org/a%20b", key=None)
+    assert stranger.status == 401
 
 
 async def test_more_clients_than_allowed_are_turned_away(world: World) -> None:

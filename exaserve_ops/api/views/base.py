@@ -8,14 +8,14 @@ from typing import Any, ClassVar, TypeVar, cast
 from django.contrib.auth.models import AbstractUser
 from django.db import models
 from django.db.models import QuerySet
-from django_filters.rest_framework import DjangoFilterBackend
+from django_filters.rest_framework import DjangoFilterBackend, FilterSet
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 from rest_framework.viewsets import GenericViewSet
 
-from exaserve_ops.api.filters import StableOrdering
+from exaserve_ops.api.filters import StableOrdering, check_parameters
 from exaserve_ops.api.parsers import BoundedJSONParser
 
 M = TypeVar("M", bound=models.Model)
@@ -32,9 +32,20 @@ class OpsViewSet(GenericViewSet[M]):
     lookup_value_converter = "uuid"
     permission_by_action: ClassVar[dict[str, str]] = {}
 
+    filterset_class: ClassVar[type[FilterSet]]
+    ordering_fields: ClassVar[list[str]] = []
+
     def filter_queryset(self, queryset: QuerySet[M, R]) -> QuerySet[M, R]:
-        """Filter lists; an object that was asked for by id is found whatever its state."""
-        return super().filter_queryset(queryset) if self.action == "list" else queryset
+        """Filter lists; an object that was asked for by id is found whatever its state.
+
+        Raises `ValidationError` for parameters and orders that do not exist: a misspelt filter would
+        show everything, and be taken for an answer.
+        """
+        if self.action != "list":
+            return queryset
+        filters = self.filterset_class.base_filters
+        check_parameters(self.request.query_params, filters, self.ordering_fields)
+        return super().filter_queryset(queryset)
 
     @property
     def user(self) -> AbstractUser:

@@ -87,6 +87,9 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "deployment": found,
         "replicas": with_loads(live[:SHOWN_REPLICAS], now_seconds=clock.unix_seconds()),
         "replica_total": live.count(),
+        "namesakes": Deployment.objects.filter(served_name=found.served_name, status=states.ACTIVE)
+        .exclude(pk=deployment_id)
+        .values_list("pk", "name"),
         "shown_replicas": SHOWN_REPLICAS,
         "events": history_of("deployment", deployment_id),
         "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),

@@ -68,6 +68,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
         _check_number(getattr(wish, name), name)
     _check_engine(wish.engine)
     _check_options(wish.engine_options)
+    _check_served_name(wish.served_name or model.name, model)
     try:
         with transaction.atomic():
             deployment = Deployment.objects.create(
@@ -92,6 +93,18 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
         raise ConflictError(f"a deployment named '{wish.name}' exists") from error
     _record(deployment, "created", actor, now, f"{wish.replicas} replicas of {model.name}")
     return deployment
+
+
+def _check_served_name(name: str, model: Model) -> None:
+    """Refuse a name that already stands for other bytes: clients could not tell who answers."""
+    others = Deployment.objects.filter(served_name=name, status=ACTIVE).exclude(model__digest=model.digest)
+    other = others.select_related("model").first()
+    if other is not None:
+        raise InvalidInputError(
+            "served_name",
+            f"deployment '{other.name}' serves '{name}' already, from another model ({other.model.name}):"
+            " requests would meet either by chance. Give another served name, or delete that one first",
+        )
 
 
 @transaction.atomic
