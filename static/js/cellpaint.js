@@ -106,6 +106,13 @@ export function hatchPattern(context, colour) {
   return context.createPattern(tile, "repeat");
 }
 
+// The same for names that differ at their end.
+export function fitTail(context, text, room) {
+  let cut = text;
+  while (cut.length > 1 && context.measureText(cut).width > room) cut = cut.slice(1);
+  return cut;
+}
+
 export function fit(context, text, room) {
   if (context.measureText(text).width <= room) return text;
   let cut = text;

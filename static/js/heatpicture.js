@@ -2,7 +2,7 @@
 // stale, NaN, dead) and the words. The plot is made once and updated in place, and only where a frame
 // looks different from the one before.
 import { arrange, boxOf } from "./arrange.js";
-import { crossBox, fillBox, fit, GAP_FROM_PIXELS, hatchPattern, inkOn, inner, levelOf, scaleOf, strokeBox, writeIn } from "./cellpaint.js";
+import { crossBox, fillBox, fit, fitTail, GAP_FROM_PIXELS, hatchPattern, inkOn, inner, levelOf, scaleOf, strokeBox, writeIn } from "./cellpaint.js";
 import { EMPTY_SLOT, MISSING, NOT_A_NUMBER, STALE, valueOf } from "./frames.js";
 import { ofUnit } from "./format.js";
 import { loadPlotly, token } from "./plotly.js";
@@ -312,7 +312,8 @@ export class HeatPicture {
     const right = lefts[column];
     context.textAlign = named ? "left" : "right";
     const middle = tops[line] + (named ? height / 2 : Math.max(6, height));
-    const shown = fit(context, text, label - 8 - context.measureText(mark).width);
+    const room = label - 8 - context.measureText(mark).width;
+    const shown = named ? fit(context, text, room) : fitTail(context, text, room);
     context.fillText(shown, named ? right - label : right - 6, middle);
     if (!mark) return;
     context.fillStyle = this.colours.sim;
@@ -361,6 +362,6 @@ export class HeatPicture {
 function commonPrefix(names) {
   if (names.length < 2) return 0;
   let length = 0;
-  while (names.every((name) => length < name.length - 1 && name[length] === names[0][length] && /\D/.test(name[length]))) length += 1;
+  while (names.every((name) => length < name.length - 1 && name[length] === names[0][length] && /[\D0]/.test(name[length]))) length += 1;
   return length;
 }

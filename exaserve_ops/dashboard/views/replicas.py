@@ -21,6 +21,7 @@ from exaserve_ops.dashboard.reading import history_of, load_of, replicas_with_pl
 from exaserve_ops.dashboard.simulation import KINDS
 from exaserve_ops.dashboard.wording import load_words
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
@@ -33,6 +34,8 @@ from exaserve_ops.telemetry.selectors import minutes_of
 
 SHOWN_SESSIONS = 10
 MAX_LOADS = 200
+MAX_NODE_OPTIONS = 100
+"""Of a drop-down: a longer one is of use to nobody."""
 HISTORY = timedelta(hours=3)
 _PANELS = (
     ("KV pool used", "ratio", "kv_used_ratio_max", 1.0),
@@ -62,15 +65,11 @@ def replicas(request: HttpRequest) -> HttpResponse:
                 "deployment__name",
                 [(n, n) for n in deployments.values_list("name", flat=True)],
             ),
-            "node": (
-                "Node",
-                "node__name",
-                [(n, n) for n in Node.objects.values_list("name", flat=True)],
-            ),
+            "node": ("Node", "node__name", _node_options(request.GET.get("node", ""))),
             "simulated": ("Real and simulated", "node__simulated", KINDS),
         },
-        search_in=("name", "reason", "address"),
-        searchable="name, reason or address",
+        search_in=("name", "node__name", "reason", "address"),
+        searchable="name, node, reason or address",
     )
     shown = list(listing.page.object_list)
     failed = sum(replica.status == states.FAILED for replica in shown)
@@ -156,6 +155,15 @@ def replica_restart(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 def replica_replace(request: HttpRequest, replica_id: UUID) -> HttpResponse:
     """Let a replica go; its deployment makes a new one."""
     return _act(request, replica_id, replace_replica, "is let go; a new one takes its place")
+
+
+def _node_options(chosen: str) -> list[tuple[str, str]]:
+    """Nodes to choose from; of a large fleet only the chosen one, since the search finds the others."""
+    nodes = nodes_in_service()
+    names = list(nodes.order_by("name").values_list("name", flat=True)[: MAX_NODE_OPTIONS + 1])
+    if len(names) > MAX_NODE_OPTIONS:
+        names = list(Node.objects.filter(name=chosen).values_list("name", flat=True))
+    return [(name, name) for name in names]
 
 
 def _is_uuid(text: str) -> bool:
