@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from workers.engines.kv_blocks import BlockAllocator
-from workers.engines.torch_engine.batch import build_batch
 from workers.engines.torch_engine.config import read_model_config
 from workers.engines.torch_engine.kv_pool import allocate_pool
 from workers.engines.torch_engine.model import Decoder
@@ -87,7 +86,7 @@ class Bench:
             outcome.cached_tokens[int(admission.sequence.request_id)] = admission.cached_tokens
         if not plan.chunks:
             return []
-        batch = build_batch(plan.chunks, device=CPU, dtype=torch.float32)
+        batch = self.decoder.lay_out(plan.chunks)
         greedy = [Sampler(0.0, 1.0)] * len(batch.sampled_chunks)
         tokens = sample_tokens(self.decoder.forward(batch), greedy)
         scheduler.complete(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,21 +15,22 @@ from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.openai_server.port import GenerationTask
 from workers.engines.openai_server.stream import GenerationStream
-from workers.engines.torch_engine.batch import StepBatch
+from workers.engines.torch_engine.batch import BatchBuilder, StepBatch
 from workers.engines.torch_engine.engine_loop import EngineLoop
 from workers.engines.torch_engine.model import Decoder
-from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
+from workers.engines.torch_engine.scheduler import Chunk, Scheduler, SchedulerLimits
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 
 
 class BrokenDecoder(Decoder):
     """A decoder whose device gives out at the third step."""
 
-    device = torch.device("cpu")
-    dtype = torch.float32
-
     def __init__(self) -> None:
         self.steps = 0
+
+    def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
+        builder = BatchBuilder(device=torch.device("cpu"), dtype=torch.float32, shared_heads=1)
+        return builder.build(chunks)
 
     def forward(self, batch: StepBatch) -> torch.Tensor:
         self.steps += 1

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -44,6 +46,22 @@ _LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 _LINEAR: dict[str, Any] = {"rope_type": "linear", "rope_theta": 5000.0, "factor": 2.0}
+_DYNAMIC: dict[str, Any] = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+_YARN_FULL: dict[str, Any] = {
+    **_YARN,
+    "beta_fast": 16.0,
+    "beta_slow": 2.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.5,
+    "truncate": False,
+}
+_SLIDING: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 21}
 
 VARIANTS: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig]] = {
     "llama_llama3_rope": (LlamaForCausalLM, LlamaConfig(**_SMALL, rope_parameters=_LLAMA3)),
@@ -54,6 +72,23 @@ VARIANTS: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig]] = {
     "llama_explicit_head_size": (LlamaForCausalLM, LlamaConfig(**_SMALL, head_dim=24)),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**_SMALL, tie_word_embeddings=True)),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_SMALL, head_dim=32)),
+    "llama_dynamic_rope": (LlamaForCausalLM, LlamaConfig(**_SMALL, rope_parameters=_DYNAMIC)),
+    "llama_yarn_rope": (LlamaForCausalLM, LlamaConfig(**_SMALL, rope_parameters=_YARN)),
+    "qwen3_yarn_rope": (Qwen3ForCausalLM, Qwen3Config(**_SMALL, head_dim=32, rope_parameters=_YARN_FULL)),
+    "qwen2_window_in_upper_layers": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**_SMALL, **_SLIDING, max_window_layers=1),
+    ),
+    "qwen3_window_in_named_layers": (
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            **_SMALL,
+            **_SLIDING,
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        ),
+    ),
+    "mistral_window": (MistralForCausalLM, MistralConfig(**_SMALL, sliding_window=16)),
+    "mistral_without_window": (MistralForCausalLM, MistralConfig(**_SMALL, sliding_window=None)),
 }
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+SUPPORTED_ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
+_BIASED_OUTPUT = ("LlamaForCausalLM", "Qwen3ForCausalLM")
+"""Architectures whose attention_bias means all four projections."""
+_SLIDING = "sliding_attention"
 _MISSING = object()
 
 
@@ -23,11 +33,21 @@ class RopeConfig:
 
     theta: float
     kind: str = "default"
-    """`default`, `linear` or `llama3`."""
+    """One of `ROPE_KINDS`. `dynamic` scales only beyond the model's positions, where nothing is served."""
     factor: float = 1.0
     low_freq_factor: float = 1.0
+    """Of `llama3`."""
     high_freq_factor: float = 4.0
+    """Of `llama3`."""
     original_max_position_tokens: int = 8192
+    beta_fast: float = 32.0
+    """Of `yarn`: dimensions that turn more often within the original positions are left as they are."""
+    beta_slow: float = 1.0
+    """Of `yarn`: dimensions that turn less often are stretched by the whole factor."""
+    truncate: bool = True
+    """Of `yarn`: whether those bounds are rounded to whole dimensions."""
+    attention_factor: float = 1.0
+    """Of `yarn`: cosines and sines are multiplied by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +72,8 @@ class ModelConfig:
     dtype: str
     """`float32`, `bfloat16` or `float16`: how the weights were saved."""
     eos_token_ids: frozenset[int]
+    layer_windows: tuple[int | None, ...]
+    """For each layer how many tokens back, itself included, a token sees; `None`: all of them."""
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -90,11 +112,12 @@ def parse_model_config(raw: Mapping[str, Any], generation: Mapping[str, Any]) ->
         rope=_rope(raw),
         max_position_tokens=_integer(raw, "max_position_embeddings"),
         tied_embeddings=bool(raw.get("tie_word_embeddings", False)),
-        qkv_bias=architecture == "Qwen2ForCausalLM" or attention_bias,
-        output_bias=architecture != "Qwen2ForCausalLM" and attention_bias,
+        qkv_bias=architecture == "Qwen2ForCausalLM" or (architecture in _BIASED_OUTPUT and attention_bias),
+        output_bias=architecture in _BIASED_OUTPUT and attention_bias,
         qk_norm=architecture == "Qwen3ForCausalLM",
         dtype=_dtype(raw),
         eos_token_ids=_token_ids(generation.get("eos_token_id", raw.get("eos_token_id"))),
+        layer_windows=_layer_windows(raw, architecture),
     )
 
 
@@ -112,12 +135,32 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 def _refuse_unsupported(raw: Mapping[str, Any]) -> None:
     if raw.get("quantization_config"):
         raise ModelConfigError("quantized weights (quantization_config) are not supported")
-    if raw.get("use_sliding_window"):
-        raise ModelConfigError("sliding-window attention (use_sliding_window) is not supported")
     if raw.get("mlp_bias"):
         raise ModelConfigError("biases in the MLP (mlp_bias) are not supported")
     if raw.get("hidden_act", "silu") != "silu":
         raise ModelConfigError(f"activation {raw['hidden_act']!r} is not supported; only silu is")
+
+
+def _layer_windows(raw: Mapping[str, Any], architecture: str) -> tuple[int | None, ...]:
+    layers = _integer(raw, "num_hidden_layers")
+    if architecture == "LlamaForCausalLM":
+        return (None,) * layers
+    if architecture == "MistralForCausalLM":
+        # Left out it means 4,096, as the format's first models had it; null means none.
+        window = (
+            None if raw.get("sliding_window", _MISSING) is None else _integer(raw, "sliding_window", 4096)
+        )
+        return (window,) * layers
+    window = _integer(raw, "sliding_window", 4096) if raw.get("use_sliding_window") else None
+    kinds = raw.get("layer_types")
+    if kinds is None:
+        first = _count(raw, "max_window_layers", 28)
+        return tuple(window if layer >= first else None for layer in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise ModelConfigError(f"layer_types must name {layers} layers")
+    if not set(kinds) <= {"full_attention", _SLIDING}:
+        raise ModelConfigError(f"layer_types {sorted(map(str, set(kinds)))} are not all supported")
+    return tuple(window if kind == _SLIDING else None for kind in kinds)
 
 
 def _rope(raw: Mapping[str, Any]) -> RopeConfig:
@@ -127,13 +170,15 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
         raise ModelConfigError("rope_scaling must be an object")
     theta = float(scaling.get("rope_theta", raw.get("rope_theta", 10_000.0)))
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
+    if kind not in ROPE_KINDS:
+        raise ModelConfigError(f"rope scaling {kind!r} is not supported; {', '.join(ROPE_KINDS)} are")
+    if float(scaling.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0))) != 1.0:
+        raise ModelConfigError("rotating part of a head (partial_rotary_factor) is not supported")
     if kind == "default":
         return RopeConfig(theta)
-    if kind not in ("linear", "llama3"):
-        raise ModelConfigError(f"rope scaling {kind!r} is not supported; linear and llama3 are")
     try:
         factor = float(scaling["factor"])
-    except KeyError as error:
+    except (KeyError, TypeError) as error:
         raise ModelConfigError(f"rope scaling {kind!r} needs a factor") from error
     return RopeConfig(
         theta=theta,
@@ -142,9 +187,26 @@ def _rope(raw: Mapping[str, Any]) -> RopeConfig:
         low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
         high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
         original_max_position_tokens=int(
-            scaling.get("original_max_position_embeddings", raw.get("max_position_embeddings", 8192))
+            scaling.get("original_max_position_embeddings") or raw.get("max_position_embeddings", 8192)
         ),
+        beta_fast=float(scaling.get("beta_fast") or 32.0),
+        beta_slow=float(scaling.get("beta_slow") or 1.0),
+        truncate=bool(scaling.get("truncate", True)),
+        attention_factor=_attention_factor(scaling, factor) if kind == "yarn" else 1.0,
     )
+
+
+def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
+    """As told, else from how far positions are stretched: longer contexts need sharper scores."""
+    told = scaling.get("attention_factor")
+    if told is not None:
+        return float(told)
+
+    def sharpening(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    part, whole = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return sharpening(float(part)) / sharpening(float(whole)) if part and whole else sharpening(1.0)
 
 
 def _dtype(raw: Mapping[str, Any]) -> str:
@@ -172,6 +234,13 @@ def _integer(raw: Mapping[str, Any], name: str, default: object = _MISSING) -> i
         raise ModelConfigError(f"config.json lacks {name}")
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ModelConfigError(f"config.json: {name} must be a positive integer, not {value!r}")
+    return value
+
+
+def _count(raw: Mapping[str, Any], name: str, default: int) -> int:
+    value = raw.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ModelConfigError(f"config.json: {name} must be 0 or a positive integer, not {value!r}")
     return value
 
 

@@ -52,13 +52,18 @@ def load_engine(
     device = choose_device(settings.device)
     dtype = choose_dtype(settings.dtype, config, device)
     log.info("device %s, %s, %d threads", device, dtype, torch.get_num_threads())
-    weights = _load_weights(settings, config, device, dtype, on_progress)
-    blocks = choose_pool_blocks(config, dtype, device, settings, weights_bytes=weights.total_bytes)
+    weights, shared = _load_weights(settings, config, device, dtype, on_progress)
+    # Packing copies weights into memory of this process, which is what sharing them saves.
+    pack = device.type == "cpu" and not shared
+    weights_bytes = weights.total_bytes
+    if pack and config.tied_embeddings:
+        weights_bytes += weights.head.nbytes  # looked up in one layout, multiplied with in another
+    blocks = choose_pool_blocks(config, dtype, device, settings, weights_bytes=weights_bytes)
     memory = open_kv_memory(settings, config, blocks, dtype=dtype, device=device)
     budget = settings.max_num_batched_tokens or _STEP_TOKENS.get(device.type, 512)
     limits = SchedulerLimits(settings.max_num_seqs, max(budget, settings.max_num_seqs))
     loop = EngineLoop(
-        Decoder(config, weights, memory.pool),
+        Decoder(config, weights, memory.pool, pack_weights=pack),
         tokenizer,
         memory.allocator,
         Scheduler(memory.allocator, limits, salt=settings.model_name.encode(), room=memory.room),
@@ -74,11 +79,14 @@ def _load_weights(
     device: torch.device,
     dtype: torch.dtype,
     on_progress: Callable[[float], None],
-) -> ModelWeights:
-    """Map the node's copy where that saves memory and there is one; else load a copy of our own."""
+) -> tuple[ModelWeights, bool]:
+    """Map the node's copy where that saves memory and there is one; else load a copy of our own.
+
+    Returns the weights and whether they are the node's copy.
+    """
     if settings.weights_cache is not None and device.type == "cpu":
         try:
-            return map_weights(
+            weights = map_weights(
                 settings.weights_cache,
                 settings.model_dir,
                 config,
@@ -89,7 +97,10 @@ def _load_weights(
         except OSError as error:
             # A replica with weights of its own is dearer, but it serves.
             log.warning("weights are not shared: %s", error)
-    return load_weights(settings.model_dir, config, device=device, dtype=dtype, on_progress=on_progress)
+        else:
+            return weights, True
+    own = load_weights(settings.model_dir, config, device=device, dtype=dtype, on_progress=on_progress)
+    return own, False
 
 
 def choose_device(wanted: str) -> torch.device:

@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.engines.torch_engine.batch import DecodeGroup, PrefillChunk, StepBatch
+from workers.engines.torch_engine.batch import BatchBuilder, PackedChunks, SingleChunk, StepBatch
 from workers.engines.torch_engine.config import ModelConfig, RopeConfig
 from workers.engines.torch_engine.kv_pool import KvPool
+from workers.engines.torch_engine.linear import Linear
+from workers.engines.torch_engine.scheduler import Chunk
 from workers.engines.torch_engine.weights import LayerWeights, ModelWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One decoder layer, ready to multiply."""
+
+    window: int | None
+    input_norm: Tensor
+    qkv: Linear
+    query_norm: Tensor | None
+    key_norm: Tensor | None
+    output: Linear
+    mlp_norm: Tensor
+    gate_up: Linear
+    down: Linear
 
 
 class Decoder:
@@ -21,50 +40,68 @@ class Decoder:
     copies keys or values to repeat them.
     """
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, pool: KvPool) -> None:
-        """Bind weights and pool; both stay on their device."""
+    def __init__(
+        self, config: ModelConfig, weights: ModelWeights, pool: KvPool, *, pack_weights: bool = True
+    ) -> None:
+        """Bind weights and pool; both stay on their device.
+
+        With `pack_weights` a CPU multiplies with copies in a faster layout, and `weights` may be let go.
+        """
         self._config = config
-        self._weights = weights
+        self._embedding = weights.embedding
+        self._norm = weights.norm
+        self._head = Linear(weights.head, pack=pack_weights)
+        self._layers = tuple(
+            _prepare(layer, window, pack=pack_weights)
+            for layer, window in zip(weights.layers, config.layer_windows, strict=True)
+        )
         self._pool = pool
         self._shared = config.heads // config.kv_heads
-        cosine, sine = rotary_tables(config, device=weights.norm.device, dtype=weights.norm.dtype)
-        self._cosine = cosine
-        self._sine = sine
+        self._builder = BatchBuilder(
+            device=self.device,
+            dtype=self.dtype,
+            shared_heads=self._shared,
+            windows=config.layer_windows,
+        )
+        self._cosine, self._sine = rotary_tables(config, device=self.device, dtype=self.dtype)
 
     @property
     def device(self) -> torch.device:
         """Where the model lives."""
-        return self._weights.norm.device
+        return self._norm.device
 
     @property
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
-        return self._weights.norm.dtype
+        return self._norm.dtype
+
+    def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
+        """Turn a step's chunks into what `forward` takes."""
+        return self._builder.build(chunks)
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch) -> Tensor:
         """Compute all rows, fill their slots, return float32 logits of the sampled rows."""
-        hidden = functional.embedding(batch.tokens, self._weights.embedding)
+        hidden = functional.embedding(batch.tokens, self._embedding)
         # [rows, 1, head_size]: the middle axis is the heads.
         cosine = self._cosine[batch.positions].unsqueeze(1)
         sine = self._sine[batch.positions].unsqueeze(1)
-        for index, layer in enumerate(self._weights.layers):
+        for index, layer in enumerate(self._layers):
             hidden = hidden + self._attend(index, layer, hidden, batch, (cosine, sine))
             hidden = hidden + self._feed_forward(layer, hidden)
-        wanted = self._normalize(hidden[batch.sampled_rows], self._weights.norm)
-        return functional.linear(wanted, self._weights.head).float()
+        wanted = self._normalize(hidden[batch.sampled_rows], self._norm)
+        return self._head(wanted).float()
 
     def _attend(
         self,
         index: int,
-        layer: LayerWeights,
+        layer: _Layer,
         hidden: Tensor,
         batch: StepBatch,
         rotation: tuple[Tensor, Tensor],
     ) -> Tensor:
         config = self._config
-        normed = self._normalize(hidden, layer.input_norm)
-        rows = functional.linear(normed, layer.qkv, layer.qkv_bias)
+        rows = layer.qkv(self._normalize(hidden, layer.input_norm))
         rows = rows.view(len(hidden), -1, config.head_size)
         sizes = [config.heads, config.kv_heads, config.kv_heads]
         query, key, value = torch.split(rows, sizes, dim=1)
@@ -75,42 +112,73 @@ class Decoder:
         keys, values = self._pool.keys[index], self._pool.values[index]
         keys.index_put_(batch.slots, key)
         values.index_put_(batch.slots, value)
-        parts = []
-        if batch.decode is not None:
-            parts.append(self._decode(query[: batch.decode.rows], keys, values, batch.decode))
-        parts += [self._prefill(query[c.start : c.end], keys, values, c) for c in batch.prefills]
-        mixed = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return functional.linear(mixed, layer.output, layer.output_bias)
+        mixed = []
+        for part in batch.attention[layer.window]:
+            span = slice(part.start, part.end)
+            if isinstance(part, PackedChunks):
+                mixed.append(self._attend_packed(part, query[span], (keys, values)))
+            elif part.table is None:
+                mixed.append(self._attend_single(part, query[span], (key[span], value[span])))
+            else:
+                seen = (self._gather(part, keys), self._gather(part, values))
+                mixed.append(self._attend_single(part, query[span], seen))
+        return layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
 
-    def _decode(self, query: Tensor, keys: Tensor, values: Tensor, group: DecodeGroup) -> Tensor:
-        """Attend from one row of each sequence: `[rows, heads, size]` to `[rows, heads * size]`."""
+    def _attend_packed(self, part: PackedChunks, query: Tensor, pool: tuple[Tensor, Tensor]) -> Tensor:
+        """Attend from a few rows of each sequence: `[rows, heads, size]` to `[rows, heads * size]`."""
         config = self._config
-        shape = (group.rows, -1, config.kv_heads, config.head_size)
-        key = keys.index_select(0, group.tables).view(shape).transpose(1, 2)
-        value = values.index_select(0, group.tables).view(shape).transpose(1, 2)
-        folded = query.reshape(group.rows, config.kv_heads, self._shared, config.head_size)
-        mixed = functional.scaled_dot_product_attention(folded, key, value, attn_mask=group.mask)
-        return mixed.reshape(group.rows, -1)
+        shape = (part.sequences, -1, config.kv_heads, config.head_size)
+        # As a matrix of one row a block, which is what index_select copies fastest.
+        key, value = (
+            blocks.flatten(1).index_select(0, part.table).view(shape).transpose(1, 2) for blocks in pool
+        )
+        if part.padded_rows is not None:
+            query = query[part.padded_rows]
+        folded = query.reshape(part.sequences, -1, config.kv_heads, self._shared, config.head_size)
+        folded = folded.permute(0, 2, 3, 1, 4).flatten(2, 3)
+        mixed = functional.scaled_dot_product_attention(folded, key, value, attn_mask=part.mask)
+        mixed = mixed.view(part.sequences, config.kv_heads, self._shared, -1, config.head_size)
+        mixed = mixed.permute(0, 3, 1, 2, 4).reshape(-1, config.heads * config.head_size)
+        return mixed if part.real_places is None else mixed[part.real_places]
 
-    def _prefill(self, query: Tensor, keys: Tensor, values: Tensor, chunk: PrefillChunk) -> Tensor:
-        """Attend from several rows of one sequence: `[rows, heads, size]` to `[rows, heads * size]`."""
+    def _gather(self, part: SingleChunk, blocks: Tensor) -> Tensor:
+        if part.table is None:
+            raise ValueError("a chunk without a table sees itself only")
+        gathered = blocks.flatten(1).index_select(0, part.table)
+        gathered = gathered.view(-1, self._config.kv_heads, self._config.head_size)
+        return gathered[part.first_token : part.end_token]
+
+    def _attend_single(self, part: SingleChunk, query: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
+        """Attend from rows of one sequence to `seen`, keys and values `[tokens, kv_heads, size]`."""
         config, rows = self._config, len(query)
-        key = keys[chunk.table].flatten(0, 1).transpose(0, 1)
-        value = values[chunk.table].flatten(0, 1).transpose(0, 1)
-        folded = query.view(rows, config.kv_heads, self._shared, config.head_size)
-        folded = folded.permute(1, 2, 0, 3).flatten(1, 2)
-        mask = chunk.mask.repeat(self._shared, 1)
-        mixed = functional.scaled_dot_product_attention(folded[None], key[None], value[None], attn_mask=mask)
-        unfolded = mixed[0].view(config.kv_heads, self._shared, rows, config.head_size)
-        return unfolded.permute(2, 0, 1, 3).reshape(rows, -1)
+        # Key-value heads take the batch's axis, so that those that share one see it without a copy.
+        key, value = (tensor.transpose(0, 1)[:, None].expand(-1, self._shared, -1, -1) for tensor in seen)
+        query = query.reshape(rows, config.kv_heads, self._shared, config.head_size).permute(1, 2, 0, 3)
+        mixed = functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=part.mask, is_causal=part.table is None and rows > 1
+        )
+        return mixed.permute(2, 0, 1, 3).reshape(rows, -1)
 
-    def _feed_forward(self, layer: LayerWeights, hidden: Tensor) -> Tensor:
-        normed = self._normalize(hidden, layer.mlp_norm)
-        gate, up = functional.linear(normed, layer.gate_up).chunk(2, dim=-1)
-        return functional.linear(functional.silu(gate) * up, layer.down)
+    def _feed_forward(self, layer: _Layer, hidden: Tensor) -> Tensor:
+        gate, up = layer.gate_up(self._normalize(hidden, layer.mlp_norm)).chunk(2, dim=-1)
+        return layer.down(functional.silu(gate).mul_(up))
 
     def _normalize(self, rows: Tensor, weight: Tensor) -> Tensor:
         return functional.rms_norm(rows, (rows.shape[-1],), weight, self._config.norm_epsilon)
+
+
+def _prepare(layer: LayerWeights, window: int | None, *, pack: bool) -> _Layer:
+    return _Layer(
+        window=window,
+        input_norm=layer.input_norm,
+        qkv=Linear(layer.qkv, layer.qkv_bias, pack=pack),
+        query_norm=layer.query_norm,
+        key_norm=layer.key_norm,
+        output=Linear(layer.output, layer.output_bias, pack=pack),
+        mlp_norm=layer.mlp_norm,
+        gate_up=Linear(layer.gate_up, pack=pack),
+        down=Linear(layer.down, pack=pack),
+    )
 
 
 def rotary_tables(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -118,7 +186,8 @@ def rotary_tables(config: ModelConfig, *, device: torch.device, dtype: torch.dty
     places = torch.arange(config.max_position_tokens, dtype=torch.float32)
     angles = torch.outer(places, _rotary_frequencies(config.rope, config.head_size))
     doubled = torch.cat((angles, angles), dim=-1)
-    return doubled.cos().to(device, dtype), doubled.sin().to(device, dtype)
+    factor = config.rope.attention_factor
+    return (doubled.cos() * factor).to(device, dtype), (doubled.sin() * factor).to(device, dtype)
 
 
 def _rotary_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
@@ -128,6 +197,8 @@ def _rotary_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
         return frequencies / rope.factor
     if rope.kind == "llama3":
         return _llama3_frequencies(frequencies, rope)
+    if rope.kind == "yarn":
+        return _yarn_frequencies(frequencies, rope)
     return frequencies
 
 
@@ -142,6 +213,24 @@ def _llama3_frequencies(frequencies: Tensor, rope: RopeConfig) -> Tensor:
     blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
     scaled = torch.where(wavelengths > longest, frequencies / rope.factor, blended)
     return torch.where(wavelengths < shortest, frequencies, scaled)
+
+
+def _yarn_frequencies(frequencies: Tensor, rope: RopeConfig) -> Tensor:
+    """As with llama3, but the blend runs over dimensions, between two numbers of turns."""
+    size = 2 * len(frequencies)
+
+    def dimension_of(turns: float) -> float:
+        around = rope.original_max_position_tokens / (turns * 2 * math.pi)
+        return size * math.log(around) / (2 * math.log(rope.theta))
+
+    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, size - 1)
+    if low == high:
+        high += 0.001  # a step rather than a division by zero
+    stretched = ((torch.arange(len(frequencies), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    return stretched * frequencies / rope.factor + (1 - stretched) * frequencies
 
 
 def _rotate(rows: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
