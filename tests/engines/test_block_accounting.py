@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.engines.kv_blocks import BlockAllocator, BlockUse
+from workers.engines.kv_blocks import BlockAllocator, BlockUse, PromptUse
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits, Sequence
 
 
@@ -46,6 +46,46 @@ def test_double_release_is_an_error() -> None:
     pool.release(blocks)
     with pytest.raises(ValueError, match="more often"):
         pool.release(blocks)
+
+
+def test_each_missed_token_has_its_reason() -> None:
+    pool = BlockAllocator(3)
+    chain = [b"a", b"b", b"c"]
+    held = pool.allocate(3) or []
+    for block, digest in zip(held, chain, strict=True):
+        pool.register(block, digest)
+    pool.release(held)
+    assert pool.prompt_use(chain, prompt_tokens=50, cached_blocks=3) == PromptUse(48, partial_tokens=2)
+    other = pool.allocate(2) or []  # takes the places of c and b
+    assert pool.evicted_blocks == 2
+    assert pool.match(chain) == [held[0]]
+    longer = [*chain, b"d"]
+    assert pool.prompt_use(longer, prompt_tokens=64, cached_blocks=1) == PromptUse(
+        16,
+        evicted_tokens=32,
+        unshared_tokens=0,  # the fourth block ends with the token that is computed in any case
+        partial_tokens=16,
+    )
+    pool.register(other[0], b"b")  # it is back
+    assert pool.prompt_use(longer, prompt_tokens=70, cached_blocks=2) == PromptUse(32, 16, 16, 6)
+
+
+def test_admission_tells_hits_and_misses_that_add_up() -> None:
+    scheduler = Scheduler(BlockAllocator(6), SchedulerLimits(2, 200))
+
+    def admit(name: str, tokens: list[int]) -> PromptUse:
+        sequence = Sequence(name, tokens)
+        scheduler.add(sequence)
+        plan = scheduler.plan_step()
+        scheduler.complete(plan)
+        scheduler.remove(sequence)
+        (admission,) = plan.admissions
+        return admission.prompt
+
+    assert admit("first", list(range(70))) == PromptUse(0, 0, 64, 6)
+    assert admit("again", [*range(40), *range(200, 230)]) == PromptUse(32, 0, 32, 6)
+    assert admit("other", list(range(300, 390))) == PromptUse(0, 0, 80, 10)
+    assert admit("evicted", list(range(70))) == PromptUse(0, 64, 0, 6)
 
 
 def test_one_long_prompt_does_not_stall_those_that_decode() -> None:

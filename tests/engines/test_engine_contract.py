@@ -236,6 +236,11 @@ def test_second_turn_reuses_the_blocks_of_the_first(server: EngineProcess, clien
     assert after.prefix_hit_tokens is not None
     assert before.prefix_hit_tokens is not None
     assert after.prefix_hit_tokens - before.prefix_hit_tokens == cached
+    missed = sum(
+        server.metric(f'exaserve_engine_prefix_cache_miss_tokens_total{{reason="{reason}"}}')
+        for reason in ("no_shared_prefix", "shorter_than_a_block", "evicted")
+    )
+    assert missed + after.prefix_hit_tokens == after.prefix_query_tokens
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -252,7 +257,7 @@ def test_client_that_hangs_up_frees_its_blocks(server: EngineProcess, *, stream:
         else:
             with pytest.raises(httpx.ReadTimeout):
                 client.post(CHAT, json=body, timeout=httpx.Timeout(60.0, read=0.2))
-    wait_until(lambda: server.metric('exaserve_engine_kv_blocks{state="used"}') == 0)
+    wait_until(lambda: server.metric('exaserve_engine_kv_blocks{state="used",tier="accelerator"}') == 0)
     assert server.sample().requests_running == 0
     assert server.metric(aborted) == before + 1
     assert server.process.poll() is None

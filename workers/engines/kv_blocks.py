@@ -11,6 +11,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from workers.protocol.digests import KV_BLOCK_TOKENS
+
+_REMEMBERED_EVICTIONS = 16_384
+"""Digests of evicted blocks that are kept to tell why a prefix was missed: some 2 MB at most."""
+
 CopyBlock = Callable[[int, int], None]
 """Copies the content of one block to another: (from, to)."""
 
@@ -30,6 +35,19 @@ class BlockUse:
     def total(self) -> int:
         """All blocks of the pool."""
         return self.free + self.used + self.cached
+
+
+@dataclass(frozen=True, slots=True)
+class PromptUse:
+    """A prompt's tokens by what the prefix cache had of them; the four add up to the prompt."""
+
+    cached_tokens: int
+    evicted_tokens: int = 0
+    """In blocks that were in cache once and had to go."""
+    unshared_tokens: int = 0
+    """In blocks that no earlier sequence began with."""
+    partial_tokens: int = 0
+    """Beyond the last block that a prefix hit could cover: shorter than a block, or the last token's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +96,10 @@ class BlockAllocator:
         """Cached blocks without a holder, least recently used first."""
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        self.evicted_blocks = 0
+        """Blocks whose content was given up for others', ever."""
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()
+        """Digests of content that was evicted and has not come back, oldest first."""
         if extent_blocks is None:
             self.add_extents([0])
 
@@ -169,6 +191,21 @@ class BlockAllocator:
             blocks.append(block)
         return blocks
 
+    def prompt_use(self, chain: Sequence[bytes], *, prompt_tokens: int, cached_blocks: int) -> PromptUse:
+        """Say what a prompt found in cache, and why not the rest, as far as evictions are remembered.
+
+        `chain` is the prompt's; at least one of its tokens is always computed.
+        """
+        whole = (prompt_tokens - 1) // KV_BLOCK_TOKENS
+        missed = chain[cached_blocks:whole]
+        evicted = sum(1 for digest in missed if digest in self._evicted)
+        return PromptUse(
+            cached_tokens=cached_blocks * KV_BLOCK_TOKENS,
+            evicted_tokens=evicted * KV_BLOCK_TOKENS,
+            unshared_tokens=(len(missed) - evicted) * KV_BLOCK_TOKENS,
+            partial_tokens=prompt_tokens - whole * KV_BLOCK_TOKENS,
+        )
+
     def count_idle(self, blocks: Iterable[int]) -> int:
         """How many of these blocks nobody holds, so that acquiring them lowers `available`."""
         return sum(1 for block in blocks if block not in self._references)
@@ -199,6 +236,7 @@ class BlockAllocator:
         if digest not in self._block_of and block not in self._digest_of:
             self._block_of[digest] = block
             self._digest_of[block] = digest
+            self._evicted.pop(digest, None)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one holder of each block of a sequence, given in the sequence's order.
@@ -240,7 +278,12 @@ class BlockAllocator:
         self._file(number)
 
     def _forget(self, block: int) -> None:
-        del self._block_of[self._digest_of.pop(block)]
+        digest = self._digest_of.pop(block)
+        del self._block_of[digest]
+        self.evicted_blocks += 1
+        self._evicted[digest] = None
+        if len(self._evicted) > _REMEMBERED_EVICTIONS:
+            self._evicted.popitem(last=False)
 
     def _file(self, number: int) -> None:
         free = len(self._extents[number].free)

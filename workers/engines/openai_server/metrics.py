@@ -14,10 +14,10 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from workers.engines.kv_blocks import BlockUse
+from workers.engines.kv_blocks import BlockUse, PromptUse
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 PREFIX = "exaserve_engine"
@@ -34,6 +34,8 @@ _REQUEST_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 200.0, 400.0,
 )  # fmt: skip  # a table reads better than a column
 
+TIER = "accelerator"
+"""Where the engine computes, whichever device that is; blocks that wait elsewhere have tiers of their own."""
 OUTCOMES = ("stop", "length", "aborted", "error")
 
 
@@ -45,6 +47,8 @@ class EngineLoad:
     waiting: int = 0
     blocks: BlockUse | None = None
     """`None` while there is no pool yet."""
+    evicted_blocks: int = 0
+    """Since the start."""
 
 
 class EngineMetrics:
@@ -65,6 +69,13 @@ class EngineMetrics:
         self.prefix_hit_tokens = self._counter(
             "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."
         )
+        self._miss_tokens = Counter(
+            f"{PREFIX}_prefix_cache_miss_tokens",
+            "Prompt tokens not found in the prefix cache, by reason.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self._count_misses(PromptUse(0))
         self.preemptions = self._counter("preemptions", "Requests set back for lack of blocks.")
         self.session_requests = self._counter("session_requests", "Requests that named a session.")
         self._requests = Counter(
@@ -87,12 +98,19 @@ class EngineMetrics:
         block_tokens = Gauge(f"{PREFIX}_kv_block_tokens", "Tokens in one KV block.", registry=self.registry)
         block_tokens.set(KV_BLOCK_TOKENS)
 
-    def count_admission(self, *, queue_seconds: float, prompt_tokens: int, cached_tokens: int) -> None:
+    def count_admission(self, *, queue_seconds: float, prompt_tokens: int, prompt: PromptUse) -> None:
         """Count a request's first admission; re-admission after preemption is not counted."""
         self._queue_time.observe(queue_seconds)
         self.prompt_tokens.inc(prompt_tokens)
         self.prefix_query_tokens.inc(prompt_tokens)
-        self.prefix_hit_tokens.inc(cached_tokens)
+        self.prefix_hit_tokens.inc(prompt.cached_tokens)
+        self._count_misses(prompt)
+
+    def _count_misses(self, prompt: PromptUse) -> None:
+        """Hits and misses of all reasons add up to the tokens looked up."""
+        self._miss_tokens.labels("no_shared_prefix").inc(prompt.unshared_tokens)
+        self._miss_tokens.labels("shorter_than_a_block").inc(prompt.partial_tokens)
+        self._miss_tokens.labels("evicted").inc(prompt.evicted_tokens)
 
     def count_outcome(self, outcome: str, seconds: float) -> None:
         """Count the end of a request, one of `OUTCOMES`, and how long it took."""
@@ -129,7 +147,11 @@ class _LoadCollector(Collector):
         yield GaugeMetricFamily(
             f"{PREFIX}_kv_used_ratio", "Part of the KV blocks in use.", blocks.used / blocks.total
         )
-        family = GaugeMetricFamily(f"{PREFIX}_kv_blocks", "KV blocks by state.", labels=["state"])
+        labels = ["tier", "state"]
+        family = GaugeMetricFamily(f"{PREFIX}_kv_blocks", "KV blocks by tier and state.", labels=labels)
         for state in ("free", "used", "cached"):
-            family.add_metric([state], getattr(blocks, state))
+            family.add_metric([TIER, state], getattr(blocks, state))
         yield family
+        yield CounterMetricFamily(
+            f"{PREFIX}_kv_evicted_blocks", "Cached blocks given up for others' content.", load.evicted_blocks
+        )

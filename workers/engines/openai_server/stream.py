@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.engines.kv_blocks import PromptUse
 from workers.engines.openai_server.metrics import EngineMetrics
 
 FinishReason = Literal["stop", "length", "error"]
@@ -50,13 +51,13 @@ class GenerationStream:
         self.completion_tokens = 0
 
     # ---- engine side -------------------------------------------------------------------------
-    def begin(self, cached_tokens: int) -> None:
-        """Note that the engine took the request up, with that much of its prompt in cache."""
-        self.cached_tokens = cached_tokens
+    def begin(self, prompt: PromptUse) -> None:
+        """Note that the engine took the request up, and what of its prompt was in cache."""
+        self.cached_tokens = prompt.cached_tokens
         self._metrics.count_admission(
             queue_seconds=time.monotonic() - self._arrived_at,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=cached_tokens,
+            prompt=prompt,
         )
 
     def record(self, delta: Delta) -> None:

@@ -133,7 +133,12 @@ class SimulatedEngine:
         """Requests and blocks now."""
         if self._status.status == "loading":
             return EngineLoad()
-        return EngineLoad(len(self._running), len(self._waiting), self._allocator.use())
+        return EngineLoad(
+            len(self._running),
+            len(self._waiting),
+            self._allocator.use(),
+            evicted_blocks=self._allocator.evicted_blocks,
+        )
 
     async def _load_slowly(self) -> None:
         steps = 20
@@ -160,7 +165,11 @@ class SimulatedEngine:
             self._allocator.acquire(cached)
             request.blocks = cached + (self._allocator.allocate(total - len(cached)) or [])
             self._running[task.request_id] = request
-            request.stream.begin(len(cached) * KV_BLOCK_TOKENS)
+            request.stream.begin(
+                self._allocator.prompt_use(
+                    request.chain, prompt_tokens=len(task.prompt), cached_blocks=len(cached)
+                )
+            )
             request.worker = asyncio.get_running_loop().create_task(self._generate(request))
             self._taken_up += 1
             if self._settings.fail_after is not None and self._taken_up > self._settings.fail_after:

@@ -166,7 +166,7 @@ class EngineLoop:
 
     def _note_admissions(self, plan: StepPlan) -> None:
         for admission in plan.admissions:
-            self._requests[admission.sequence.request_id].stream.begin(admission.cached_tokens)
+            self._requests[admission.sequence.request_id].stream.begin(admission.prompt)
         if plan.preempted:
             self._metrics.preemptions.inc(len(plan.preempted))
 
@@ -188,6 +188,7 @@ class EngineLoop:
             running=self._scheduler.running,
             waiting=self._scheduler.waiting,
             blocks=self._allocator.use(),
+            evicted_blocks=self._allocator.evicted_blocks,
         )
 
     def _fail_all(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 
-from workers.engines.kv_blocks import BlockAllocator
+from workers.engines.kv_blocks import BlockAllocator, PromptUse
 from workers.engines.torch_engine.kv_room import Demand, KvRoom, PrivateRoom
 from workers.protocol.digests import KV_BLOCK_TOKENS, block_hash_chain
 
@@ -65,10 +65,15 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """A request that was taken up for the first time, and how much of it was in cache."""
+    """A request that was taken up for the first time, and what its prompt found in cache."""
 
     sequence: Sequence
-    cached_tokens: int
+    prompt: PromptUse
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that were in cache."""
+        return self.prompt.cached_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +240,12 @@ class Scheduler:
             chunks.append(Chunk(sequence, sequence.computed, count))
             if not sequence.admitted_before:
                 sequence.admitted_before = True
-                admissions.append(Admission(sequence, sequence.computed))
+                use = self._allocator.prompt_use(
+                    sequence.chain,
+                    prompt_tokens=len(sequence.tokens),
+                    cached_blocks=sequence.named_blocks,
+                )
+                admissions.append(Admission(sequence, use))
 
     def _fits(self, sequence: Sequence, cached: list[int]) -> bool:
         """Whether all of it fits now, with a little left for those that run to grow into."""

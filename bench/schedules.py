@@ -1,0 +1,368 @@
+"""`python -m bench.schedules --count 10000 --json`: random schedules against what transformers says.
+
+For each of a few small models (Llama with scaled rope, Qwen2 with sliding windows in its upper layers,
+Qwen3 with explicit head size) transformers generates greedily, once, for a set of prompts that share
+beginnings. Then the built-in engine's scheduler, allocator and model serve random schedules of those
+prompts: arrivals, lengths, cancellations, limits and tiny pools are drawn, so that requests are chunked,
+batched with others, set back, and find parts of one another in cache. What a pool held stays in it for
+some schedules more, so that blocks are evicted, too.
+
+After each step every held block is checked to have as many holders as the allocator counts, and to be
+shared only by sequences that begin alike up to its end; what nobody holds and no prefix names is overwritten
+with rubbish, so that a block read after it was freed shows. At the end nothing may be held.
+
+Prompts whose two best next tokens are closer than rounding are left out, and counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence as Sequences
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from workers.engines.kv_blocks import BlockAllocator
+from workers.engines.torch_engine.config import read_model_config
+from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool
+from workers.engines.torch_engine.model import Decoder
+from workers.engines.torch_engine.sampling import Sampler, sample_tokens
+from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits, Sequence, StepPlan
+from workers.engines.torch_engine.weights import load_weights
+from workers.protocol.digests import KV_BLOCK_TOKENS
+
+CPU = torch.device("cpu")
+MOST_BLOCKS = 40
+FEWEST_BLOCKS = 10
+"""The longest request takes as many."""
+LONGEST_ANSWER = 48
+_RUBBISH = 1e4
+_TIE = 1e-3
+_SCHEDULES_PER_POOL = 6
+_MOST_STEPS = 3000
+
+_SMALL: dict[str, Any] = {
+    "vocab_size": 260,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+_LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+MODELS: dict[str, tuple[type[PreTrainedModel], PreTrainedConfig]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig(**_SMALL, rope_parameters=_LLAMA3)),
+    "qwen2": (
+        Qwen2ForCausalLM,
+        Qwen2Config(
+            **_SMALL,
+            use_sliding_window=True,
+            sliding_window=24,
+            max_window_layers=1,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config(**_SMALL, head_dim=16)),
+}
+
+
+class ScheduleError(AssertionError):
+    """A schedule went wrong; the message says how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A prompt and what follows it greedily."""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request of a schedule."""
+
+    known: Known
+    max_tokens: int
+    step: int
+    cancelled_at: int | None = None
+    """Step before which it is cancelled, if it still runs."""
+
+
+@dataclass
+class Tally:
+    """What happened, added up over schedules."""
+
+    schedules: int = 0
+    steps: int = 0
+    tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    cancelled: int = 0
+    evictions: int = 0
+
+
+@dataclass
+class SubjectModel:
+    """One model in our engine, with prompts whose answers are known."""
+
+    decoder: Decoder
+    pool: KvPool
+    known: list[Known]
+    near_ties: int
+    tally: Tally = field(default_factory=Tally)
+
+
+def make_subject(name: str, *, prompts: int, seed: int = 0) -> SubjectModel:
+    """Draw a model of `MODELS`, ask transformers for the answers, load it into our engine."""
+    kind, config = MODELS[name]
+    torch.manual_seed(seed)
+    reference: PreTrainedModel = kind(config).eval()  # type: ignore[no-untyped-call]  # theirs
+    with torch.no_grad():
+        for parameter in reference.parameters():  # biases and norms too, which start as 0 and 1
+            parameter.normal_(std=0.3)
+    drawn = _draw_prompts(random.Random(f"{name} {seed}"), prompts)  # noqa: S311 - test data
+    answers = [_answer(reference, prompt) for prompt in drawn]
+    with tempfile.TemporaryDirectory(prefix="bench-schedules-") as folder:
+        disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
+        reference.save_pretrained(folder)
+        ours = read_model_config(Path(folder))
+        weights = load_weights(
+            Path(folder), ours, device=CPU, dtype=torch.float32, on_progress=lambda _: None
+        )
+    pool = allocate_pool(ours, MOST_BLOCKS, dtype=torch.float32, device=CPU)
+    known = [Known(p, answer) for p, answer in zip(drawn, answers, strict=True) if answer is not None]
+    return SubjectModel(Decoder(ours, weights, pool), pool, known, prompts - len(known))
+
+
+def _draw_prompts(numbers: random.Random, count: int) -> list[tuple[int, ...]]:
+    """Prompts of up to 104 tokens that begin with one of a few stems, cut anywhere."""
+    stems = [[numbers.randrange(256) for _ in range(80)] for _ in range(4)]
+    prompts = []
+    for _ in range(count):
+        stem = numbers.choice(stems)[: numbers.choice([0, 15, 16, 17, 32, 48, 63, 80])]
+        prompts.append((*stem, *(numbers.randrange(256) for _ in range(numbers.randint(1, 24)))))
+    return prompts
+
+
+@torch.inference_mode()
+def _answer(reference: PreTrainedModel, prompt: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Greedy tokens after a prompt; `None` if two are so close that rounding would decide."""
+    tokens = torch.tensor([prompt])
+    whole: torch.Tensor = reference.generate(  # type: ignore[operator]  # a mixin's method
+        tokens,
+        attention_mask=torch.ones_like(tokens),
+        max_new_tokens=LONGEST_ANSWER,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    logits = reference(whole).logits[0, len(prompt) - 1 : -1]
+    best = logits.topk(2, dim=-1).values
+    if (best[:, 0] - best[:, 1]).min() < _TIE:
+        return None
+    answer = whole[0, len(prompt) :].tolist()
+    if logits.argmax(dim=-1).tolist() != answer:
+        raise ScheduleError("transformers disagrees with itself")
+    return tuple(answer)
+
+
+def draw_schedule(numbers: random.Random, known: Sequences[Known]) -> list[Arrival]:
+    """Draw what arrives when, for how long, and what is cancelled."""
+    arrivals = []
+    for _ in range(numbers.randint(1, 9)):
+        step = numbers.randint(0, 20)
+        cancelled = step + numbers.randint(0, 30) if numbers.random() < 0.2 else None  # noqa: PLR2004
+        length = numbers.randint(1, LONGEST_ANSWER)
+        arrivals.append(Arrival(numbers.choice(known), length, step, cancelled))
+    return arrivals
+
+
+class ScheduleRun:
+    """One pool and its scheduler, through one schedule after another."""
+
+    def __init__(self, subject: SubjectModel, limits: SchedulerLimits, *, blocks: int) -> None:
+        """Start with an empty pool of `blocks`, full of rubbish."""
+        self._subject = subject
+        self._blocks = blocks
+        self._allocator = BlockAllocator(blocks)
+        self._scheduler = Scheduler(self._allocator, limits)
+        self._open: dict[int, tuple[Sequence, Arrival]] = {}
+        self._step_number = 0
+        self._evicted_before = 0
+        self._spoil(range(blocks))
+
+    def run(self, arrivals: Sequences[Arrival]) -> None:
+        """Serve a schedule to its end. Raises `ScheduleError`."""
+        self._open.clear()
+        for self._step_number in range(_MOST_STEPS):
+            self._arrive_and_leave(arrivals)
+            if not self._open and all(arrival.step <= self._step_number for arrival in arrivals):
+                break
+            self._step()
+            self._check_blocks()
+        else:
+            raise ScheduleError("the schedule does not end")
+        use = self._allocator.use()
+        if use.used or use.total != self._blocks or self._scheduler.running or self._scheduler.waiting:
+            raise ScheduleError(f"at the end the pool is at {use}")
+        self._subject.tally.schedules += 1
+        self._subject.tally.evictions += self._allocator.evicted_blocks - self._evicted_before
+        self._evicted_before = self._allocator.evicted_blocks
+
+    def _arrive_and_leave(self, arrivals: Sequences[Arrival]) -> None:
+        for number, arrival in enumerate(arrivals):
+            if arrival.step == self._step_number:
+                sequence = Sequence(str(number), list(arrival.known.prompt))
+                self._open[number] = (sequence, arrival)
+                self._scheduler.add(sequence)
+            if arrival.cancelled_at == self._step_number and number in self._open:
+                self._scheduler.remove(self._open.pop(number)[0])
+                self._subject.tally.cancelled += 1
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan_step()
+        tally = self._subject.tally
+        tally.steps += 1
+        tally.preemptions += len(plan.preempted)
+        tally.cached_tokens += sum(admission.cached_tokens for admission in plan.admissions)
+        if plan.chunks:
+            self._compute(plan)
+
+    def _compute(self, plan: StepPlan) -> None:
+        batch = self._subject.decoder.lay_out(plan.chunks)
+        greedy = [Sampler(0.0, 1.0)] * len(batch.sampled_chunks)
+        tokens = sample_tokens(self._subject.decoder.forward(batch), greedy)
+        self._scheduler.complete(plan)
+        for chunk, token in zip(batch.sampled_chunks, tokens, strict=True):
+            sequence = chunk.sequence
+            sequence.tokens.append(token)
+            self._subject.tally.tokens += 1
+            _, arrival = self._open[int(sequence.request_id)]
+            made = len(sequence.tokens) - len(arrival.known.prompt)
+            expected = arrival.known.answer[made - 1]
+            if token != expected:
+                raise ScheduleError(f"token {made} is {token}, and transformers says {expected}")
+            if made == arrival.max_tokens:
+                self._scheduler.remove(sequence)
+                del self._open[int(sequence.request_id)]
+
+    def _check_blocks(self) -> None:
+        """Compare what sequences hold with what the allocator believes; spoil what nobody may read."""
+        holders = self._count_holders()
+        if holders != self._allocator._references:  # noqa: SLF001 - the books that are checked
+            raise ScheduleError("the allocator counts other holders than there are")
+        cached = self._allocator._idle  # noqa: SLF001 - the books that are checked
+        if holders.keys() & cached.keys():
+            raise ScheduleError("a held block may be evicted")
+        free = [block for block in range(self._blocks) if block not in holders and block not in cached]
+        use = self._allocator.use()
+        if (use.used, use.cached, use.free) != (len(holders), len(cached), len(free)):
+            raise ScheduleError(f"{len(holders)} blocks are held, {len(free)} free, and the pool says {use}")
+        self._spoil(free)
+
+    def _count_holders(self) -> Counter[int]:
+        holders: Counter[int] = Counter()
+        contents: dict[int, list[int]] = {}
+        for sequence, _ in self._open.values():
+            if len(set(sequence.blocks)) != len(sequence.blocks):
+                raise ScheduleError("a sequence holds a block twice")
+            for index, block in enumerate(sequence.blocks):
+                holders[block] += 1
+                begins = sequence.tokens[: (index + 1) * KV_BLOCK_TOKENS]
+                if contents.setdefault(block, begins) != begins:
+                    raise ScheduleError(f"block {block} is owned by two that do not begin alike")
+        return holders
+
+    def _spoil(self, blocks: Sequences[int]) -> None:
+        numbers = torch.tensor(list(blocks), dtype=torch.long)
+        self._subject.pool.keys.index_fill_(1, numbers, _RUBBISH)
+        self._subject.pool.values.index_fill_(1, numbers, -_RUBBISH)
+
+
+def run_schedules(subject: SubjectModel, *, count: int, seed: int) -> None:
+    """Run `count` schedules, a few to a pool. Raises `ScheduleError`, with the seed that repeats it."""
+    for first in range(0, count, _SCHEDULES_PER_POOL):
+        numbers = random.Random(f"{seed} {first}")  # noqa: S311 - test data
+        sequences = numbers.randint(1, 8)
+        limits = SchedulerLimits(sequences, sequences + numbers.choice([0, 1, 7, 16, 40, 200]))
+        blocks = min(FEWEST_BLOCKS + int(numbers.expovariate(0.2)), MOST_BLOCKS)
+        pool = ScheduleRun(subject, limits, blocks=blocks)
+        for _ in range(min(_SCHEDULES_PER_POOL, count - first)):
+            try:
+                pool.run(draw_schedule(numbers, subject.known))
+            except (ScheduleError, ValueError) as error:
+                raise ScheduleError(f"seed {seed}, schedules from {first}: {error}") from error
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run all models' schedules; the first that goes wrong ends its model's run and is reported."""
+    torch.set_num_threads(1)
+    began = time.monotonic()
+    failures: list[str] = []
+    models: dict[str, Any] = {}
+    share = -(-arguments.count // len(MODELS))
+    for name in MODELS:
+        subject = make_subject(name, prompts=arguments.prompts, seed=arguments.seed)
+        try:
+            run_schedules(subject, count=share, seed=arguments.seed)
+        except ScheduleError as error:
+            failures.append(f"{name}: {error}")
+        tally = subject.tally
+        models[name] = {
+            **{key: getattr(tally, key) for key in tally.__dataclass_fields__},
+            "prompts": len(subject.known),
+            "near_ties_left_out": subject.near_ties,
+        }
+    return {
+        "schedules": sum(model["schedules"] for model in models.values()),
+        "failures": failures,
+        "models": models,
+        "seconds": round(time.monotonic() - began, 1),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def main(argv: Sequences[str] | None = None) -> int:
+    """Run the schedules. Returns 0, or 1 if one went wrong."""
+    parser = argparse.ArgumentParser(prog="bench.schedules", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object on one line")
+    parser.add_argument("--count", type=int, default=10_000)
+    parser.add_argument("--prompts", type=int, default=60, help="of each model")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args(argv)
+    result = run(arguments)
+    print(json.dumps(result, indent=None if arguments.json else 2))
+    return 1 if result["failures"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
