@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+_NUCLEUS_TOKENS = 256
+"""Tokens among which a nucleus nearly always ends; finding them is far cheaper than sorting all."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
@@ -26,27 +29,65 @@ class Sampler:
 
 @torch.inference_mode()
 def sample_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """Choose a token for each row of `logits` (`[rows, vocabulary]`, float32)."""
-    tokens: list[int] = logits.argmax(dim=-1).tolist()
+    """Choose a token for each row of `logits` (`[rows, vocabulary]`, float32).
+
+    What a row draws depends on its logits and its sampler alone, never on the rows beside it.
+    """
+    tokens = logits.argmax(dim=-1)
     drawn = [row for row, sampler in enumerate(samplers) if sampler.temperature > 0]
-    if not drawn:
-        return tokens
-    chosen = [samplers[row] for row in drawn]
-    device = logits.device
-    temperatures = torch.tensor([sampler.temperature for sampler in chosen], device=device)
-    bounds = torch.tensor([sampler.top_p for sampler in chosen], device=device)
-    draws = torch.tensor([sampler.numbers.random() for sampler in chosen], device=device)
+    if drawn:
+        chosen = [samplers[row] for row in drawn]
+        tokens[drawn] = _draw(_probabilities(logits[drawn], chosen), chosen)
+    result: list[int] = tokens.tolist()
+    return result
+
+
+def _probabilities(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    temperatures = torch.tensor([sampler.temperature for sampler in samplers], device=logits.device)
     # Dividing by a tiny temperature may overflow; the difference to the maximum cannot go over 0.
-    rows = logits[drawn]
-    rows = (rows - rows.amax(dim=-1, keepdim=True)) / temperatures[:, None]
-    ordered, order = rows.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    lowered = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures[:, None]
+    return lowered.softmax(dim=-1)
+
+
+def _draw(probabilities: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+    device = probabilities.device
+    draws = torch.tensor([sampler.numbers.random() for sampler in samplers], device=device)
+    bounds = torch.tensor([sampler.top_p for sampler in samplers], device=device)
+    tokens = torch.empty(len(samplers), dtype=torch.long, device=device)
+    whole = [row for row, sampler in enumerate(samplers) if sampler.top_p >= 1]
+    if whole:
+        # Nothing is cut off, so no order is needed: any order of the tokens gives the same chances.
+        tokens[whole] = _invert(probabilities[whole].cumsum(dim=-1), draws[whole])
+    cut = [row for row, sampler in enumerate(samplers) if sampler.top_p < 1]
+    if cut:
+        tokens[cut] = _draw_from_nucleus(probabilities[cut], bounds[cut], draws[cut])
+    return tokens
+
+
+def _draw_from_nucleus(probabilities: Tensor, bounds: Tensor, draws: Tensor) -> Tensor:
+    """Draw from the likeliest tokens whose sum reaches the bound; all are sorted only if it must be."""
+    count = min(_NUCLEUS_TOKENS, probabilities.shape[-1])
+    ordered, order = probabilities.topk(count, dim=-1)
+    tokens = _draw_from_head(ordered, order, bounds, draws)
+    wide = (ordered.sum(dim=-1) < bounds).nonzero().flatten()
+    if len(wide) and count < probabilities.shape[-1]:
+        ordered, order = probabilities[wide].sort(dim=-1, descending=True, stable=True)
+        tokens[wide] = _draw_from_head(ordered, order, bounds[wide], draws[wide])
+    return tokens
+
+
+def _draw_from_head(ordered: Tensor, order: Tensor, bounds: Tensor, draws: Tensor) -> Tensor:
     sums = ordered.cumsum(dim=-1)
     # The nucleus is the shortest head that reaches top_p: what lies wholly beyond it is left out.
-    kept = (sums - ordered < bounds[:, None]).sum(dim=-1)
-    mass = sums.gather(1, (kept - 1)[:, None])
-    places = torch.searchsorted(sums, draws[:, None] * mass, right=True).squeeze(1)
-    places = torch.minimum(places, kept - 1)
-    picked: list[int] = order.gather(1, places[:, None]).squeeze(1).tolist()
-    for row, token in zip(drawn, picked, strict=True):
-        tokens[row] = token
-    return tokens
+    kept = (sums - ordered < bounds[:, None]).sum(dim=-1, keepdim=True)
+    mass = sums.gather(1, kept - 1)
+    places = torch.searchsorted(sums, draws[:, None] * mass, right=True)
+    return order.gather(1, torch.minimum(places, kept - 1)).squeeze(1)
+
+
+def _invert(sums: Tensor, draws: Tensor) -> Tensor:
+    """Return where each row of running sums passes its draw, as a part of the row's last sum."""
+    mass = sums[:, -1:].contiguous()
+    places = torch.searchsorted(sums, draws[:, None] * mass, right=True)
+    # A draw next to 1 may be rounded up to the whole sum, which the last token that adds to it reaches.
+    return torch.minimum(places, torch.searchsorted(sums, mass)).squeeze(1)
