@@ -196,6 +196,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         for name, python in pythons.items():
             command = [python, "-m", "bench.engines.contestant", name, str(model_dir)]
             command += ["--threads", str(arguments.threads), "--dtype", arguments.dtype]
+            command += ["--weights", arguments.weights]
             log_path = Path(folder) / f"{name}.log"
             engines[name] = stack.enter_context(Engine(command, log_path, threads=arguments.threads))
             engines[name].wait_ready()
@@ -204,6 +205,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     settings = {
         "parameters": parameters,
         "dtype": arguments.dtype,
+        "weights": arguments.weights,
         "threads": arguments.threads,
         "prompt_tokens_mean": arguments.prompt_tokens,
         "new_tokens": arguments.new_tokens,
@@ -228,6 +230,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="of each engine")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument(
+        "--weights",
+        choices=("private", "shared"),
+        default="private",
+        help="of the built-in engine: packed for the CPU, or plain and mapped by all replicas of a node",
+    )
     parser.add_argument("--prompt-tokens", type=int, default=128, help="mean length of a prompt")
     parser.add_argument("--new-tokens", type=int, default=32, help="of each request")
     parser.add_argument("--seed", type=int, default=0)

@@ -36,8 +36,8 @@ class Contestant(Protocol):
 class ExaServe:
     """The built-in engine: scheduler, model, detokenisation and streams."""
 
-    def __init__(self, model_dir: Path, *, threads: int, dtype: str) -> None:
-        """Load it and wait until it is ready."""
+    def __init__(self, model_dir: Path, *, threads: int, dtype: str, weights: str) -> None:
+        """Load it and wait until it is ready; with `shared` weights as replicas of a node map them."""
         from workers.engines.torch_engine.config import read_model_config  # noqa: PLC0415 - see module
         from workers.engines.torch_engine.engine import TorchEngine  # noqa: PLC0415 - see module
         from workers.engines.torch_engine.settings import EngineSettings  # noqa: PLC0415 - see module
@@ -51,6 +51,7 @@ class ExaServe:
             max_num_seqs=_MAX_SEQUENCES,
             max_num_batched_tokens=_STEP_TOKENS,
             threads=threads,
+            weights_cache=model_dir / "shared" if weights == "shared" else None,
         )
         self._engine = TorchEngine(settings, read_model_config(model_dir))
         self._engine.start()
@@ -101,7 +102,7 @@ class ExaServe:
 class Transformers:
     """The continuous batching of transformers, on scaled-dot-product attention."""
 
-    def __init__(self, model_dir: Path, *, threads: int, dtype: str) -> None:
+    def __init__(self, model_dir: Path, *, threads: int, dtype: str, weights: str) -> None:  # noqa: ARG002 - ours only
         """Load it and start its thread."""
         import torch  # noqa: PLC0415 - see module
         from transformers import (  # noqa: PLC0415 - see module
@@ -151,7 +152,7 @@ class Transformers:
 class Vllm:
     """vLLM's engine, stepped in this process."""
 
-    def __init__(self, model_dir: Path, *, threads: int, dtype: str) -> None:
+    def __init__(self, model_dir: Path, *, threads: int, dtype: str, weights: str) -> None:  # noqa: ARG002 - ours only
         """Load it."""
         os.environ |= {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -212,12 +213,15 @@ def main() -> int:
     parser.add_argument("model_dir", type=Path)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--weights", default="private")
     arguments = parser.parse_args()
     # Engines write to standard output as they please; the answers get a way of their own.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     make = CONTESTANTS[arguments.name]
-    engine = make(arguments.model_dir, threads=arguments.threads, dtype=arguments.dtype)
+    engine = make(
+        arguments.model_dir, threads=arguments.threads, dtype=arguments.dtype, weights=arguments.weights
+    )
     print("{}", file=answers, flush=True)
     for line in sys.stdin:
         batch = json.loads(line)
