@@ -16,6 +16,7 @@ import pytest
 from tests.fakes.node import Node, make_home, make_spec, wait_for
 from tests.fakes.valkey import Valkey, running_valkey
 from workers.agent import processes
+from workers.agent.intake_wire import ENV_AGENT_PID, ENV_HOME
 from workers.protocol import v1
 from workers.protocol.v1 import ObservedState
 
@@ -168,6 +169,21 @@ def test_consumer_ends_with_a_killed_agent(node: Node) -> None:
     assert child is not None
     node.signal(signal.SIGKILL)
     wait_for(lambda: processes.read_stat(child) is None, "the consumer has ended")
+
+
+def test_consumer_whose_agent_died_before_it_was_up_ends_too(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    home.create()
+    died = subprocess.Popen([sys.executable, "-c", ""])
+    died.wait()
+    consumer = subprocess.run(
+        [sys.executable, "-m", "celery", "-A", "workers.agent.celery", "worker", "--pool", "solo"],
+        env={"PATH": os.defpath, ENV_HOME: str(home.root), ENV_AGENT_PID: str(died.pid)},
+        capture_output=True,
+        timeout=50,
+        check=False,
+    )
+    assert consumer.returncode == 1, consumer.stderr
 
 
 def test_second_agent_on_one_home_names_the_first(node: Node) -> None:

@@ -20,7 +20,7 @@ from kombu.entity import Queue
 
 from workers.agent import redis_link
 from workers.agent.home import Home
-from workers.agent.intake_wire import ENV_HOME, send_command
+from workers.agent.intake_wire import ENV_AGENT_PID, ENV_HOME, send_command
 from workers.protocol import names
 
 _PARENT_CHECK_SECONDS = 1.0
@@ -85,10 +85,10 @@ def command(text: str) -> None:
 @worker_init.connect  # type: ignore[untyped-decorator]  # Celery has no types
 def _end_with_the_agent(**_: Any) -> None:  # noqa: ANN401 - the signal's own arguments
     """Without its agent this process must not go on taking commands off the queue."""
-    parent = os.getppid()
+    agent = int(os.environ.get(ENV_AGENT_PID) or os.getppid())
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == agent:
             time.sleep(_PARENT_CHECK_SECONDS)
         os._exit(1)
 

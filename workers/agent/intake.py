@@ -13,7 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from workers.agent.home import Home
-from workers.agent.intake_wire import ENV_HOME, IntakeError, receive_command, short_address
+from workers.agent.intake_wire import (
+    ENV_AGENT_PID,
+    ENV_HOME,
+    IntakeError,
+    receive_command,
+    short_address,
+)
 
 _PRIVATE_FILE = 0o600
 _TREE = Path(__file__).resolve().parents[2]
@@ -124,6 +130,7 @@ class IntakeChild:
                     "LANG": "C.UTF-8",
                     "PYTHONPATH": str(_TREE),
                     ENV_HOME: str(self._home.root),
+                    ENV_AGENT_PID: str(os.getpid()),
                 },
                 cwd=self._home.run,
                 stdin=subprocess.DEVNULL,

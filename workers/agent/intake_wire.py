@@ -12,6 +12,8 @@ from workers.protocol.v1 import MAX_MESSAGE_BYTES
 
 ENV_HOME = "EXAOPS_AGENT_HOME"
 """The only setting that the child is given: everything else is in the home folder."""
+ENV_AGENT_PID = "EXAOPS_AGENT_PID"
+"""Whose child it is: told rather than asked, since the agent may die before the child can ask."""
 
 TIMEOUT_SECONDS = 20.0
 _LENGTH_BYTES = 4

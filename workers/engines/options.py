@@ -11,6 +11,8 @@ from workers.protocol.confidential import find_secret
 
 AGENT_FLAGS = (
     "--host",
+    "--kv-pool-bytes",
+    "--kv-pool-dir",
     "--port",
     "--model-dir",
     "--model-digest",

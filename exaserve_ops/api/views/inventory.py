@@ -112,7 +112,6 @@ class NodeViewSet(ReadableViewSet[Node]):
         retire_lost_node(self.get_object().pk, reason=body["reason"], actor=self.actor, now=clock.now())
         return Response(NodeSerializer(self.get_object()).data)
 
-
     @extend_schema(request=EndProcessRequestSerializer, responses={202: NodeSerializer})
     @action(detail=True, methods=["post"], url_path="end-process")
     @acts_once
