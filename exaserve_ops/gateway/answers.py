@@ -7,6 +7,11 @@ from __future__ import annotations
 
 import msgspec
 
+from exaserve_ops.gateway import refusals
+from exaserve_ops.gateway.framing import Frame
+
+_FIRST_ERROR_STATUS = 400
+_FIRST_SERVER_ERROR_STATUS = 500
 _TAIL_BYTES = 4096
 _LARGEST_JSON_BYTES = 1024 * 1024
 
@@ -102,6 +107,27 @@ class StreamAnswer:
 
     def _events(self) -> list[bytes]:
         return [line[5:].strip() for line in self._tail.splitlines() if line.startswith(b"data:")]
+
+
+def judge(status: int, answer: StreamAnswer | JsonAnswer) -> str:
+    """Return the outcome of an answer that came whole: `ok`, `client_error` or `engine_error`."""
+    if status >= _FIRST_SERVER_ERROR_STATUS:
+        return "engine_error"
+    if status >= _FIRST_ERROR_STATUS:
+        return "client_error"
+    if isinstance(answer, StreamAnswer) and answer.ended_in_error():
+        return "engine_error"
+    return "ok"
+
+
+def interruption_of(answer: StreamAnswer | JsonAnswer, frame: Frame | None) -> bytes | None:
+    """Return the bytes that end a stream with one error event; `None` where it cannot be put."""
+    if frame is None or not isinstance(answer, StreamAnswer):
+        return None
+    if answer.ended_in_error():
+        return frame.end()  # the engine's own error event is the one that the client gets
+    gap = b"" if answer.is_between_events() else b"\n\n"
+    return frame.append(gap + refusals.INTERRUPTED_EVENT)
 
 
 def _ending_of(text: bytes) -> _Ending:

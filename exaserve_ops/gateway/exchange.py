@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Coroutine
-from typing import Protocol
 
 from exaserve_ops.gateway import headers, refusals
-from exaserve_ops.gateway.answers import JsonAnswer, StreamAnswer
+from exaserve_ops.gateway.answers import JsonAnswer, StreamAnswer, interruption_of, judge
+from exaserve_ops.gateway.client_port import Client
 from exaserve_ops.gateway.fleet import ReplicaSlot
 from exaserve_ops.gateway.framing import Frame
 from exaserve_ops.gateway.refusals import Refusal
@@ -25,7 +25,6 @@ from exaserve_ops.routing.domain.records import TurnRecord
 
 _CLIENT_GONE_STATUS = 499
 """What proxies write down for a client that left; nobody receives it."""
-_FIRST_ERROR_STATUS = 400
 _FIRST_SERVER_ERROR_STATUS = 500
 _TOKEN_REFUSED_STATUSES = frozenset({401, 403})
 
@@ -34,28 +33,6 @@ _REFUSAL_OF = {
     Obstacle.FULL: refusals.OVERLOADED,
     Obstacle.UNREACHABLE: refusals.UNREACHABLE,
 }
-
-
-class Client(Protocol):
-    """The client's side of the exchange."""
-
-    is_paused: bool
-    """The client takes less than it is sent."""
-
-    def must_close(self, request: Request) -> bool:
-        """Whether the connection ends with this answer."""
-
-    def write(self, data: bytes) -> None:
-        """Send bytes of the answer."""
-
-    def refuse(self, request: Request, refusal: Refusal) -> None:
-        """Send an error as the whole answer."""
-
-    def finish(self, *, keep_alive: bool) -> None:
-        """The answer is over; close after it unless kept alive."""
-
-    def abort(self) -> None:
-        """Cut the connection, so that the answer cannot be taken for a whole one."""
 
 
 class Phase(enum.IntEnum):
@@ -281,7 +258,7 @@ class Exchange:
         ending = self._frame.end() if self._frame else b""
         if ending:
             self._client.write(ending)
-        self._end(self._judge())
+        self._end(judge(self._status, answer))
         self._client.finish(keep_alive=not self._client.must_close(self._request))
 
     def on_lost(self, reason: str, *, any_received: bool) -> None:
@@ -321,16 +298,6 @@ class Exchange:
             data = self._unsent_head + data
             self._unsent_head = b""
         self._client.write(data)
-
-    def _judge(self) -> str:
-        if self._status >= _FIRST_SERVER_ERROR_STATUS:
-            return "engine_error"
-        if self._status >= _FIRST_ERROR_STATUS:
-            return "client_error"
-        answer = self._answer
-        if isinstance(answer, StreamAnswer) and answer.ended_in_error():
-            return "engine_error"
-        return "ok"
 
     # ------------------------------------------------------------------ ends before its time
     def client_gone(self) -> None:
@@ -430,23 +397,13 @@ class Exchange:
     def _interrupt(self, reason: str) -> None:
         """Something was sent already: say so in a stream, cut everything else."""
         self._report("answer_interrupted", reason)
-        ending = self._make_interruption()
+        ending = interruption_of(self._answer, self._frame)
         self._end("interrupted")
         if ending is None:
             self._client.abort()
             return
         self._client.write(ending)
         self._client.finish(keep_alive=False)
-
-    def _make_interruption(self) -> bytes | None:
-        """Bytes that end a stream with one error event; `None` where it cannot be put."""
-        answer, frame = self._answer, self._frame
-        if frame is None or not isinstance(answer, StreamAnswer):
-            return None
-        if answer.ended_in_error():
-            return frame.end()  # the engine's own error event is the one that the client gets
-        gap = b"" if answer.is_between_events() else b"\n\n"
-        return frame.append(gap + refusals.INTERRUPTED_EVENT)
 
     def _end(self, outcome: str) -> None:
         """The one place where a request ends."""

@@ -37,6 +37,8 @@ def open_kv_memory(
     """Set `blocks` aside, or join the node's pool and bring them. Raises `PoolJoinError`, `OSError`."""
     if settings.kv_pool_dir is not None and device.type == "cpu":
         return _join_pool(settings, settings.kv_pool_dir, config, blocks, dtype=dtype)
+    if settings.kv_pool_dir is not None:
+        log.warning("no pool of the node on %s yet: KV memory is this replica's alone", device.type)
     pool = allocate_pool(config, blocks, dtype=dtype, device=device)
     length = model_length(settings, config, blocks)
     log.info("%d KV blocks of this replica alone, at most %d tokens a request", blocks, length)
