@@ -20,9 +20,12 @@ PAGES = {
     "replicas": "replicas",
     "sessions": "sessions",
     "models": "models",
+    "incidents": "incidents",
     "events": "events",
     "keys": "keys",
 }
+FIRST_OF = {"node": "nodes", "deployment": "deployments", "replica": "replicas", "model": "models"}
+"""Pages of one thing, by the list whose first row leads there. Pictured to their end."""
 SIZES = {"wide": (1440, 900), "phone": (390, 844)}
 THEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 SETTLE_MS = 3000
@@ -71,11 +74,18 @@ class Command(BaseCommand):
         _log_in(page, base, options["user"], options["password"])
         for name, path in PAGES.items():
             page.goto(f"{base}/{path}")
-            page.wait_for_timeout(SETTLE_MS)
-            picture = options["out"] / f"{name}-{size}-{theme}.png"
-            page.screenshot(path=picture)
-            self.stdout.write(str(picture))
+            self._shoot(page, options["out"] / f"{name}-{size}-{theme}.png", whole=False)
+        for name, path in FIRST_OF.items():
+            page.goto(f"{base}/{path}")
+            page.locator("tbody a").first.click()
+            page.wait_for_url(f"{base}/{path}/*")
+            self._shoot(page, options["out"] / f"{name}-{size}-{theme}.png", whole=True)
         context.close()
+
+    def _shoot(self, page: Page, picture: Path, *, whole: bool) -> None:
+        page.wait_for_timeout(SETTLE_MS)
+        page.screenshot(path=picture, full_page=whole)
+        self.stdout.write(str(picture))
 
 
 def _log_in(page: Page, base: str, user: str, password: str) -> None:
