@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from playwright.sync_api import Page, expect
 
+from exaserve_ops.inventory.models import NodeHardware
 from exaserve_ops.serving.services.replicas import create_replicas
 from tests.browser.conftest import Complaints, Site
 from tests.fakes.live_fleet import PaperFleet
 from tests.fakes.world import NOW, make_deployment, make_model, make_node
+from workers.simulation.hardware import make_topology
 
 pytestmark = pytest.mark.browser
 
@@ -186,14 +189,25 @@ def test_back_off_is_spread_and_honours_what_the_server_asked_for(page: Page, si
 def test_no_page_scrolls_sideways_on_a_phone(
     page: Page, site: Site, fleet: PaperFleet, complaints: Complaints, theme: str
 ) -> None:
-    make_node("a-node-with-quite-a-long-name-for-a-phone")
+    node = make_node("a-node-with-quite-a-long-name-for-a-phone", accelerators=12)
+    cards = [str(uuid) for uuid in node.accelerators.values_list("uuid", flat=True)]
+    links = msgspec.to_builtins(make_topology(cards))
+    NodeHardware.objects.create(node=node, topology=links, probe_notes=["no tool told of its fans"])
     deployment = make_deployment("a-deployment-with-a-long-name")
     create_replicas(deployment.pk, 3, why="no nodes have joined", actor="test", now=NOW)
     make_model("another-model-with-a-long-name")
     fleet.publish()
     page.set_viewport_size({"width": 390, "height": 844})
     page.emulate_media(color_scheme=theme)  # type: ignore[arg-type]  # one of the two literals
-    paths = ["/", "/nodes", "/deployments", f"/deployments/{deployment.pk}", "/replicas", "/models"]
+    paths = [
+        "/",
+        "/nodes",
+        f"/nodes/{node.pk}",
+        "/deployments",
+        f"/deployments/{deployment.pk}",
+        "/replicas",
+        "/models",
+    ]
     for path in [*paths, "/sessions", "/events", "/keys", "/deployments/new", "/search?q=a"]:
         page.goto(site.url + path)
         width = page.evaluate("document.documentElement.scrollWidth")
