@@ -13,6 +13,7 @@ from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.deployments import scale_deployment
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
+from tests.fakes.node import wait_for
 from workers.protocol import v1
 
 pytestmark = pytest.mark.django_db
@@ -33,7 +34,13 @@ def test_hint_for_all_deployments_reaches_each_of_them_and_leaves_no_key_that_fa
     leader.work()
     deployments = [make_deployment(replicas=1, name=name) for name in ("one", "two")]
     leader.reconcilers.ring("deployment", "all")
-    leader.drain()
+
+    def reached() -> bool:
+        # All were looked at a moment ago, so this look is spaced by what that one cost.
+        leader.drain()
+        return Replica.objects.count() == len(deployments)
+
+    wait_for(reached, "each deployment has been looked at")
     owners = Replica.objects.values_list("deployment", flat=True)
     assert sorted(owners) == sorted(one.pk for one in deployments)
     assert leader.queue.take(0.0) is None
