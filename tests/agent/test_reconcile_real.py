@@ -72,7 +72,7 @@ def test_no_secret_stands_in_any_command_line(node: LocalNode) -> None:
 
 def test_bogus_flag_shows_exit_code_and_last_lines_then_backs_off_then_fails(node: LocalNode) -> None:
     node.wish(make_spec("r1", engine_options={"exit": 2}))
-    replica = node.wait_state("r1", ObservedState.BACKING_OFF)
+    replica = node.wait_backing_off("r1")
     assert replica.last_exit is not None
     assert (replica.last_exit.code, replica.last_exit.signal) == (2, None)
     assert "error: unrecognized arguments: --quantization nope" in replica.last_exit.log_tail

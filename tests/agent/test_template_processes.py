@@ -103,7 +103,7 @@ def test_killed_engine_is_relaunched_with_its_exit_signal(node: LocalNode) -> No
 
 def test_exit_code_and_last_lines_are_known(node: LocalNode) -> None:
     node.wish(make_spec("r1", engine_options={"exit": 2}))
-    replica = node.wait_state("r1", ObservedState.BACKING_OFF)
+    replica = node.wait_backing_off("r1")
     assert replica.last_exit is not None
     assert (replica.last_exit.code, replica.last_exit.signal) == (2, None)
     assert "error: unrecognized arguments: --quantization nope" in replica.last_exit.log_tail

@@ -105,3 +105,13 @@ class LocalNode:
 
         self.wait(reached, f"{replica_id} is {state.value}")
         return self.replica(replica_id)
+
+    def wait_backing_off(self, replica_id: str) -> ReplicaObserved:
+        """Tick until it waits for its next attempt; the round that closes an attempt cannot tell of it yet."""
+
+        def reached() -> bool:
+            replica = self.replica(replica_id)
+            return replica.state is ObservedState.BACKING_OFF and replica.retry_in_seconds is not None
+
+        self.wait(reached, f"{replica_id} waits for its next attempt")
+        return self.replica(replica_id)
