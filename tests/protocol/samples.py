@@ -80,7 +80,27 @@ _REPLICA_1_0 = v1.ReplicaObserved(
 _EXIT = v1.ExitInfo(
     attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",), why="stalled: no token came"
 )
-_REPLICA = msgspec.structs.replace(_REPLICA_1_0, last_exit=_EXIT, stalled=True, held_by_pids=(4712,))
+_REPLICA_1_3 = msgspec.structs.replace(_REPLICA_1_0, last_exit=_EXIT, stalled=True, held_by_pids=(4712,))
+_TELEMETRY_1_4 = msgspec.structs.replace(
+    _TELEMETRY,
+    kv_tiers=(
+        v1.KvTier(name="accelerator", used_blocks=128, capacity_blocks=512),
+        v1.KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="the disk is full"),
+    ),
+    kv_swaps=v1.KvSwaps(
+        blocks_in=1,
+        blocks_out=2,
+        bytes_in=3,
+        bytes_out=4,
+        fetch_waits=5,
+        checksum_failures=6,
+        preemptions_recompute=7,
+        preemptions_swap=8,
+    ),
+    kv_thrash_reason="40% of what came in left again",
+    prefix_miss_tokens_total={"evicted": 16.0},
+)
+_REPLICA = msgspec.structs.replace(_REPLICA_1_3, telemetry=_TELEMETRY_1_4)
 
 _ACCELERATOR_1_0 = v1.AcceleratorInfo(
     uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3
@@ -147,7 +167,7 @@ _HEARTBEAT_1_2 = v1.Heartbeat(
         reconcile_restarts=2,
         reconcile_error="none",
     ),
-    replicas=(_REPLICA,),
+    replicas=(_REPLICA_1_3,),
     unknown_processes=(_UNKNOWN_1_0,),
     host=v1.HostTelemetry(
         cpu_used_ratio=0.5,
@@ -159,7 +179,8 @@ _HEARTBEAT_1_2 = v1.Heartbeat(
         network_send_bytes_per_second=5.0,
     ),
 )
-_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_2, unknown_processes=(_UNKNOWN,))
+_HEARTBEAT_1_3 = msgspec.structs.replace(_HEARTBEAT_1_2, unknown_processes=(_UNKNOWN,))
+_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_3, replicas=(_REPLICA,))
 _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
 )
@@ -199,10 +220,11 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.1-hello": _HELLO_1_1,
     "v1.0-heartbeat": msgspec.structs.replace(_HEARTBEAT_1_2, replicas=(_REPLICA_1_0,)),
     "v1.2-heartbeat": _HEARTBEAT_1_2,
+    "v1.3-heartbeat": _HEARTBEAT_1_3,
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
-_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 3, "end_process": 3, "apply_desired": 2}
+_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 4, "end_process": 3, "apply_desired": 2}
 """The minor version that last added to a message; 0 for the others."""
 
 

@@ -21,11 +21,12 @@ import msgspec
 from workers.protocol import digests
 
 MAJOR = 1
-MINOR = 3
+MINOR = 4
 """1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes.
 2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory.
 3: Hello has cards that are cut into slices, and links as they are now; unknown processes say whose
-they are."""
+they are.
+4: a replica's load has its KV tiers, what moved between them, and why prefixes were missed."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -190,6 +191,36 @@ class ObservedState(enum.Enum):
     """The whole process group is gone."""
 
 
+class KvTier(_Struct, frozen=True, kw_only=True):
+    """One tier of a replica's KV blocks, in blocks of `kv_block_tokens`. Since 1.4."""
+
+    name: str
+    """`accelerator` (where it computes, be that a CPU), `host` or `disk`."""
+    used_blocks: int
+    """Live ones and cached ones."""
+    capacity_blocks: int
+    """0 for a tier that was asked for and is off; then `off_reason` says why."""
+    off_reason: str = ""
+
+
+class KvSwaps(_Struct, frozen=True, kw_only=True):
+    """What moved between the tiers since the engine's start. Since 1.4."""
+
+    blocks_in: int = 0
+    """From host or disk back to where the engine computes."""
+    blocks_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    fetch_waits: int = 0
+    """Requests that waited for blocks to come back."""
+    checksum_failures: int = 0
+    """Blocks on disk that were not what was written; they were computed again."""
+    preemptions_recompute: int = 0
+    """Requests set back whose tokens are computed again."""
+    preemptions_swap: int = 0
+    """Requests set back whose blocks were kept in a lower tier."""
+
+
 class ReplicaTelemetry(_Struct, frozen=True, kw_only=True):
     """One replica's load over a sliding window; `None` means that the engine did not say.
 
@@ -219,6 +250,14 @@ class ReplicaTelemetry(_Struct, frozen=True, kw_only=True):
     prefix_hit_tokens_total: float | None = None
     notes: tuple[str, ...] = ()
     """Data-quality notes, such as `metrics disabled (404)` or `2 lines dropped`."""
+    kv_tiers: tuple[KvTier, ...] = ()
+    """The accelerator's first; empty where the engine does not tell. Since 1.4, as all below."""
+    kv_swaps: KvSwaps | None = None
+    """`None`: the engine has no tiers."""
+    kv_thrash_reason: str = ""
+    """Why nothing is swapped now, and requests queue instead; empty: all is well."""
+    prefix_miss_tokens_total: dict[str, float] = {}
+    """Prompt tokens not in cache, by reason: `no_shared_prefix`, `shorter_than_a_block`, `evicted`."""
 
 
 class ReplicaObserved(_Struct, frozen=True, kw_only=True):
