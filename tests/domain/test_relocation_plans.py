@@ -1,0 +1,303 @@
+"""Which conversations move between turns: budgets, hysteresis, reasons."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exaserve_ops.sessions.domain.relocation import (
+    RECOMPUTE,
+    TRANSFER,
+    Budget,
+    FleetSessions,
+    HeldSession,
+    Holder,
+    Rates,
+    RelocationPlan,
+    Thresholds,
+    Underway,
+    estimate_move,
+    plan_relocations,
+)
+
+RATES = Rates(
+    kv_bytes_per_token=1000,
+    prefill_tokens_per_second=5_000.0,
+    same_node_bytes_per_second=1e9,
+    across_bytes_per_second=1e8,
+)
+LIMITS = Thresholds()
+PLENTY = Budget(moves_per_node=1000, moves_per_fleet=1000)
+
+Part = Holder | HeldSession | Underway
+
+
+def holder(name: str, node: str = "n1", **changes: object) -> Holder:
+    made = Holder(name, node, "rack1", "chat", "layout", kv_capacity_tokens=10_000)
+    return replace(made, **changes)  # type: ignore[arg-type]  # test sugar: names are checked by replace
+
+
+def session(name: str, replica: str, tokens: int = 1000, **changes: object) -> HeldSession:
+    made = HeldSession(name, replica, owner_epoch=1, context_tokens=tokens, idle_seconds=10.0)
+    return replace(made, **changes)  # type: ignore[arg-type]  # test sugar: names are checked by replace
+
+
+def fleet(*parts: Part, balancing: frozenset[str] = frozenset()) -> FleetSessions:
+    return FleetSessions(
+        holders=tuple(p for p in parts if isinstance(p, Holder)),
+        sessions=tuple(p for p in parts if isinstance(p, HeldSession)),
+        rates=(("chat", RATES),),
+        underway=tuple(p for p in parts if isinstance(p, Underway)),
+        balancing=balancing,
+    )
+
+
+def crowd(replica: str, count: int, tokens: int = 1000) -> list[HeldSession]:
+    return [session(f"{replica}-s{i}", replica, tokens) for i in range(count)]
+
+
+def test_fullest_gives_to_the_emptiest_until_the_gap_is_small() -> None:
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *crowd("a", 12), *crowd("b", 2)), PLENTY, LIMITS)
+    assert len(plan.moves) == 5, "12:2 becomes 7:7; one more would turn it round"
+    assert {(m.source_id, m.target_id) for m in plan.moves} == {("a", "b")}
+    assert plan.balancing == {"chat"}
+    assert plan.notes == ("chat: fullest 1.20, gap 1.00",)
+    assert plan.pressures == (("a", 1.2), ("b", 0.2))
+
+
+def test_small_gap_starts_nothing_and_a_begun_levelling_goes_on() -> None:
+    parts: tuple[Part, ...] = (holder("a"), holder("b"), *crowd("a", 9), *crowd("b", 7))
+    assert plan_relocations(fleet(*parts), PLENTY, LIMITS) == replace(
+        RelocationPlan(), pressures=(("a", 0.9), ("b", 0.7))
+    )
+    resumed = plan_relocations(fleet(*parts, balancing=frozenset({"chat"})), PLENTY, LIMITS)
+    assert len(resumed.moves) == 1
+    done = plan_relocations(
+        fleet(holder("a"), holder("b"), *crowd("a", 8), *crowd("b", 8), balancing=frozenset({"chat"})),
+        PLENTY,
+        LIMITS,
+    )
+    assert (done.moves, done.balancing) == ((), frozenset())
+
+
+def test_a_light_fleet_is_left_alone_however_uneven() -> None:
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *crowd("a", 8)), PLENTY, LIMITS)
+    assert plan.moves == ()
+
+
+def test_one_huge_conversation_is_not_passed_back_and_forth() -> None:
+    plan = plan_relocations(fleet(holder("a"), holder("b"), session("s", "a", 9_500)), PLENTY, LIMITS)
+    assert plan.moves == (), "whoever has it is the fullest"
+
+
+def test_conversation_that_runs_or_was_moved_or_went_cold_is_not_moved_for_balance() -> None:
+    for change in (
+        {"in_turn": True},
+        {"moved_seconds_ago": 5.0},
+        {"idle_seconds": 0.2},
+    ):
+        sessions = [replace(s, **change) for s in crowd("a", 12)]
+        assert plan_relocations(fleet(holder("a"), holder("b"), *sessions), PLENTY, LIMITS).moves == ()
+    cold = [replace(s, idle_seconds=5000.0) for s in crowd("a", 12)]
+    assert plan_relocations(fleet(holder("a"), holder("b"), *cold), PLENTY, LIMITS).pressures[0][1] == 0.0
+
+
+def test_all_leave_a_draining_replica_and_those_that_run_wait_with_the_reason() -> None:
+    parts: tuple[Part, ...] = (
+        holder("a", leaves="node n1 drains", accepts=False),
+        holder("b", "n2"),
+        session("busy", "a", in_turn=True),
+        session("recent", "a", idle_seconds=1.0),
+        session("cold", "a", idle_seconds=9000.0),
+    )
+    plan = plan_relocations(fleet(*parts), PLENTY, LIMITS)
+    assert [(m.session_id, m.target_id, m.why) for m in plan.moves] == [
+        ("recent", "b", "node n1 drains"),
+        ("cold", "b", "node n1 drains"),
+    ]
+    assert [(s.session_id, s.why) for s in plan.stays] == [
+        ("busy", "a turn runs; it moves when that has ended")
+    ]
+
+
+def test_budget_bounds_moves_of_a_node_of_the_fleet_and_bytes() -> None:
+    leaving = holder("a", leaves="drain", accepts=False)
+    parts: tuple[Part, ...] = (leaving, holder("b", "n2"), holder("c", "n3"), *crowd("a", 5))
+    plan = plan_relocations(fleet(*parts), Budget(moves_per_node=2), LIMITS)
+    assert len(plan.moves) == 2
+    assert {s.why for s in plan.stays} == {"2 moves are under way on its source's or target's node"}
+    plan = plan_relocations(fleet(*parts), Budget(moves_per_node=9, moves_per_fleet=3), LIMITS)
+    assert len(plan.moves) == 3
+    small = Budget(moves_per_node=9, bytes_available=1_500_000, bytes_full=2_000_000)
+    plan = plan_relocations(fleet(*parts), small, LIMITS)
+    assert len(plan.moves) == 1
+    assert {s.why for s in plan.stays} == {"the limit of bytes per second is used up for now"}
+    tiny = Budget(moves_per_node=9, bytes_available=10, bytes_full=10)
+    assert len(plan_relocations(fleet(*parts), tiny, LIMITS).moves) == 1, "larger than the bucket, but alone"
+
+
+def test_moves_under_way_count_where_they_go_and_are_not_begun_again() -> None:
+    leaving = holder("a", leaves="drain", accepts=False)
+    parts: tuple[Part, ...] = (leaving, holder("b", "n2"), session("s", "a"), Underway("s", "a", "b"))
+    assert plan_relocations(fleet(*parts), PLENTY, LIMITS).moves == ()
+    twelve = crowd("a", 12)
+    going = [Underway(s.session_id, "a", "b") for s in twelve[:6]]
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *twelve, *going), PLENTY, LIMITS)
+    assert plan.moves == ()
+
+
+def test_near_target_is_preferred_until_it_is_fuller() -> None:
+    def target_with(tokens_near: int) -> str:
+        leaving = holder("a", leaves="drain", accepts=False)
+        parts: tuple[Part, ...] = (leaving, holder("near"), holder("far", "n2", rack="r2"), session("s", "a"))
+        filled = (*parts, session("x", "near", tokens_near), session("y", "far", 1000))
+        return plan_relocations(fleet(*filled), PLENTY, LIMITS).moves[0].target_id
+
+    assert target_with(1200) == "near"
+    assert target_with(3000) == "far"
+
+
+def test_asked_move_is_done_or_refused_with_the_reason() -> None:
+    other = holder("c", deployment="other")
+    closed = holder("d", accepts=False)
+    parts: tuple[Part, ...] = (holder("a"), holder("b"), other, closed)
+    for target, why in (
+        ("b", ""),
+        ("c", "the replica that was asked for serves another deployment"),
+        ("d", "the replica that was asked for takes no conversations now"),
+        ("gone", "the replica that was asked for takes no conversations now"),
+    ):
+        plan = plan_relocations(fleet(*parts, session("s", "a", asked_target=target)), PLENTY, LIMITS)
+        assert [s.why for s in plan.stays] == ([why] if why else [])
+        assert [m.target_id for m in plan.moves] == ([] if why else ["b"])
+
+
+def test_kv_goes_along_only_where_that_is_faster_and_possible() -> None:
+    fast = estimate_move(8000, RATES, same_node=True, same_layout=True)
+    assert (fast.way, fast.kv_bytes) == (TRANSFER, 8_000_000)
+    assert fast.transfer_seconds == 0.02 + 8e6 / 1e9
+    assert fast.sentence() == "transfer 0.028 s < recompute 1.600 s"
+    short = estimate_move(16, RATES, same_node=True, same_layout=True)
+    assert (short.way, short.kv_bytes) == (RECOMPUTE, 0)
+    assert estimate_move(8000, RATES, same_node=True, same_layout=False).way == RECOMPUTE
+    unknown = estimate_move(8000, Rates(1000), same_node=True, same_layout=True)
+    assert unknown.way == TRANSFER
+    assert "not both ways were measured" in unknown.sentence()
+
+
+def test_balance_moves_no_conversation_that_would_have_to_be_computed_again() -> None:
+    short = [session(f"s{i}", "a", 50) for i in range(240)]
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *short), PLENTY, LIMITS)
+    assert plan.moves == ()
+    assert plan.notes, "the imbalance is seen and said"
+
+
+def test_unknown_capacity_is_neither_full_nor_empty() -> None:
+    leaving = holder("a", leaves="drain", accepts=False)
+    parts: tuple[Part, ...] = (
+        leaving,
+        holder("unknown", kv_capacity_tokens=None),
+        holder("full"),
+        session("s", "a"),
+    )
+    plan = plan_relocations(fleet(*parts, session("x", "full", 9000)), PLENTY, LIMITS)
+    assert plan.moves[0].target_id == "unknown"
+    plan = plan_relocations(fleet(*parts), PLENTY, LIMITS)
+    assert plan.moves[0].target_id == "full", "which is empty here"
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> FleetSessions:
+    count = draw(st.integers(1, 6))
+    holders = [
+        Holder(
+            f"r{i}",
+            f"n{draw(st.integers(0, 2))}",
+            draw(st.sampled_from(["", "k1", "k2"])),
+            draw(st.sampled_from(["chat", "code"])),
+            draw(st.sampled_from(["", "L1", "L2"])),
+            draw(st.sampled_from([None, 0, 4_000, 16_000])),
+            accepts=draw(st.booleans()),
+            leaves=draw(st.sampled_from(["", "", "drain"])),
+        )
+        for i in range(count)
+    ]
+    sessions = [
+        HeldSession(
+            f"s{i}",
+            f"r{draw(st.integers(0, count))}",
+            draw(st.integers(1, 5)),
+            draw(st.integers(0, 9_000)),
+            draw(st.sampled_from([0.0, 2.0, 100.0, 9_000.0])),
+            in_turn=draw(st.booleans()),
+            moved_seconds_ago=draw(st.sampled_from([None, 1.0, 500.0])),
+            asked_target=draw(st.sampled_from(["", "", "r0", "gone"])),
+        )
+        for i in range(draw(st.integers(0, 14)))
+    ]
+    balancing = frozenset(draw(st.sets(st.sampled_from(["chat", "code"]))))
+    rates = (("chat", RATES), ("code", Rates(2000)))
+    underway = [
+        Underway(s.session_id, s.replica_id, f"r{draw(st.integers(0, count - 1))}") for s in sessions[:2]
+    ]
+    return FleetSessions(tuple(holders), tuple(sessions), rates, tuple(underway), balancing)
+
+
+@settings(max_examples=300, deadline=None)
+@given(fleets(), st.integers(1, 4), st.integers(1, 6), st.integers(0, 20_000_000))
+def test_no_plan_breaks_a_turn_or_a_budget(
+    world: FleetSessions, per_node: int, per_fleet: int, available: int
+) -> None:
+    budget = Budget(per_node, per_fleet, available, 20_000_000)
+    plan = plan_relocations(world, budget, LIMITS)
+    sessions = {s.session_id: s for s in world.sessions}
+    holders = {h.replica_id: h for h in world.holders}
+    begun = [m.session_id for m in plan.moves]
+    assert len(begun) == len(set(begun))
+    assert not set(begun) & {u.session_id for u in world.underway}
+    nodes: Counter[str] = Counter()
+    pairs = [(u.source_id, u.target_id) for u in world.underway]
+    before = Counter(node for pair in pairs for node in {holders[r].node_id for r in pair if r in holders})
+    for move in plan.moves:
+        held, target = sessions[move.session_id], holders[move.target_id]
+        assert not held.in_turn
+        assert move.source_id == held.replica_id != move.target_id
+        assert move.owner_epoch == held.owner_epoch
+        assert target.accepts
+        assert not target.leaves
+        source = holders.get(move.source_id)
+        if source is not None:
+            assert source.deployment == target.deployment
+            assert move.estimate.way == RECOMPUTE or source.kv_layout == target.kv_layout != ""
+        nodes.update({h.node_id for h in (source, target) if h is not None})
+    assert len(plan.moves) <= max(0, per_fleet - len(world.underway))
+    assert all(nodes[n] <= max(0, per_node - before[n]) for n in nodes)
+    sent = [m.estimate.kv_bytes for m in plan.moves if m.estimate.kv_bytes]
+    assert sum(sent) <= available or len(sent) == 1
+    assert not {s.session_id for s in plan.stays} & set(begun)
+    assert plan == plan_relocations(world, budget, LIMITS)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(100, 3_000), min_size=1, max_size=40), st.integers(2, 5), st.data())
+def test_repeated_plans_come_to_rest(tokens: list[int], replicas: int, data: st.DataObject) -> None:
+    """Applied again and again, with no rest asked for between moves, levelling ends."""
+    holders = [holder(f"r{i}", f"n{i}") for i in range(replicas)]
+    places = [data.draw(st.integers(0, replicas - 1)) for _ in tokens]
+    sessions = [
+        session(f"s{i}", f"r{place}", count)
+        for i, (count, place) in enumerate(zip(tokens, places, strict=True))
+    ]
+    eager = replace(LIMITS, rest_seconds=0.0)
+    balancing: frozenset[str] = frozenset()
+    for _ in range(len(tokens) * 2 + 2):
+        plan = plan_relocations(fleet(*holders, *sessions, balancing=balancing), Budget(), eager)
+        if not plan.moves:
+            return
+        balancing = plan.balancing
+        targets = {m.session_id: m.target_id for m in plan.moves}
+        sessions = [replace(s, replica_id=targets.get(s.session_id, s.replica_id)) for s in sessions]
+    raise AssertionError("conversations keep moving")
