@@ -43,7 +43,9 @@ class Desk:
         self.journal = journal
         self.reports: list[v1.Report] = []
         self.hellos = self.wakes = 0
-        reactions = Reactions(self._wake, self._hello, self.reports.append, lambda _: None, lambda _: "")
+        reactions = Reactions(
+            self._wake, self._hello, self.reports.append, lambda _: None, lambda _: "", lambda _: ""
+        )
         self.desk = CommandDesk(self.identity.node_id, self.identity.key, journal, reactions)
 
     def _wake(self) -> None:

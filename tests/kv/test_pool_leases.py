@@ -220,11 +220,11 @@ def test_limits_change_while_the_replica_runs(folder: Path) -> None:
     member, other = member_of(folder, "m", longest_blocks=2 * SIZE), member_of(folder, "o")
     pools.set_limits("m", 3 * SIZE, 4 * SIZE)
     assert len(member.take(9, Use(needed=9 * SIZE))) == 4
-    with pytest.raises(PoolJoinError, match="longest request takes 2 extents, 1 are guaranteed"):
+    with pytest.raises(PoolJoinError, match="longest request takes 32 blocks, 16 would be guaranteed"):
         pools.set_limits("m", 1, 4 * SIZE)
     with pytest.raises(PoolJoinError, match="below the minimum"):
         pools.set_limits("m", 5 * SIZE, 4 * SIZE)
-    with pytest.raises(PoolJoinError, match="17 extents would be guaranteed, and the pool has 16"):
+    with pytest.raises(PoolJoinError, match="272 blocks would be guaranteed in all, and the pool has 256"):
         pools.set_limits("m", 9 * SIZE, 12 * SIZE)
     with pytest.raises(LookupError):
         pools.set_limits("nobody", 1, 1)
@@ -235,7 +235,7 @@ def test_limits_change_while_the_replica_runs(folder: Path) -> None:
 def test_fixed_pool_refuses_a_guarantee_that_it_cannot_keep(folder: Path) -> None:
     size = 4 * LAYOUT.extent_bytes
     first = join(folder, LAYOUT, "a", 1, Terms(3 * SIZE), fixed_bytes=size)
-    with pytest.raises(PoolJoinError, match="5 extents would be guaranteed, and the pool has 4"):
+    with pytest.raises(PoolJoinError, match="80 blocks would be guaranteed in all, and the pool has 64"):
         join(folder, LAYOUT, "b", 1, Terms(2 * SIZE), fixed_bytes=size)
     second = join(folder, LAYOUT, "b", 1, Terms(2 * SIZE, minimum_blocks=SIZE), fixed_bytes=size)
     assert len(second.take(9, Use(needed=9 * SIZE))) == 4

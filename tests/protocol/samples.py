@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from workers.protocol import digests, v1
+from workers.protocol import digests, kv_pools, v1
 
 FOLDER = Path(__file__).with_name("golden")
 NODE_ID = "11111111-2222-4333-8444-555555555555"
@@ -180,7 +180,40 @@ _HEARTBEAT_1_2 = v1.Heartbeat(
     ),
 )
 _HEARTBEAT_1_3 = msgspec.structs.replace(_HEARTBEAT_1_2, unknown_processes=(_UNKNOWN,))
-_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_3, replicas=(_REPLICA,))
+_POOL = kv_pools.KvPool(
+    pool_id="ab" * 16,
+    block_tokens=16,
+    block_bytes=4096,
+    extent_blocks=16,
+    capacity_blocks=64,
+    free_blocks=16,
+    damaged_blocks=16,
+    fragmentation_ratio=0.25,
+    reclaimed_extents=2,
+    members=(
+        kv_pools.KvPoolMember(
+            replica_id="r-1",
+            attempt=2,
+            alive=True,
+            leased_blocks=32,
+            guaranteed_blocks=16,
+            ceiling_blocks=64,
+            brought_blocks=16,
+            live_blocks=20,
+            cached_blocks=4,
+            asked_back_blocks=16,
+            waiting_requests=3,
+            short_blocks=12,
+            preempted_requests=1,
+            returned_extents=5,
+            cached_by_age_blocks=(4, 0, 0, 0, 0),
+        ),
+    ),
+    cell_extents=2,
+    # As `pack_map` packed it once: what a library compresses to may change.
+    map=bytes.fromhex("78016364fccff0c1858181819181010013780237"),
+)
+_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_3, replicas=(_REPLICA,), kv_pools=(_POOL,))
 _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
 )
@@ -210,6 +243,14 @@ COMMANDS: dict[str, v1.Command] = {
     "end_process": v1.EndProcess(
         command_id="c-5", lease_epoch=3, deadline_seconds=60.0, pid=4711, start_ticks=77
     ),
+    "set_kv_limits": v1.SetKvLimits(
+        command_id="c-6",
+        lease_epoch=3,
+        deadline_seconds=60.0,
+        replica_id="r-1",
+        minimum_blocks=32,
+        ceiling_blocks=64,
+    ),
     "forget_replica": v1.ForgetReplica(
         command_id="c-4", lease_epoch=3, deadline_seconds=60.0, replica_ids=("r-1", "r-2")
     ),
@@ -224,7 +265,7 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
-_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 4, "end_process": 3, "apply_desired": 2}
+_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 4, "end_process": 3, "set_kv_limits": 4, "apply_desired": 2}
 """The minor version that last added to a message; 0 for the others."""
 
 

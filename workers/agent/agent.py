@@ -110,6 +110,7 @@ class Agent:
             report=self._reporter.submit,
             tail_log=self._tailer.follow,
             end_process=self._leftovers.end,
+            set_kv_limits=self._runner.kv_pools.take_limits,
         )
         self._desk = CommandDesk(identity.node_id, identity.key, self._journal, reactions)
         self._intake = IntakeServer(home, self._desk.take)
@@ -267,6 +268,7 @@ class Agent:
             replicas=self._reconciler.replicas,
             unknown_processes=(*self._reconciler.unknown, *self._foreign.found),
             host=self._host.read(),
+            kv_pools=self._runner.kv_pools.facts(),
         )
 
 

@@ -38,6 +38,8 @@ class Reactions:
     tail_log: Callable[[v1.TailLog], None]
     end_process: Callable[[v1.EndProcess], str]
     """Begins to end a process, whose end is reported when it comes. Returns why not, or nothing."""
+    set_kv_limits: Callable[[v1.SetKvLimits], str]
+    """Changes what a replica may have of the KV pool. Returns why not, or nothing."""
 
 
 class CommandDesk:
@@ -105,6 +107,8 @@ class CommandDesk:
                 return self._fenced(command) or self._tail_log(command)
             case v1.EndProcess():
                 return self._fenced(command) or self._end_process(command)
+            case v1.SetKvLimits():
+                return self._fenced(command) or self._set_kv_limits(command)
             case v1.ForgetReplica():
                 return self._fenced(command) or self._forget(command)
 
@@ -146,6 +150,10 @@ class CommandDesk:
         refusal = self._reactions.end_process(command)
         # Begun is not done: what becomes of it is reported once it is known.
         return Answer("refused", refusal) if refusal else Answer("done", silent=True)
+
+    def _set_kv_limits(self, command: v1.SetKvLimits) -> Answer:
+        refusal = self._reactions.set_kv_limits(command)
+        return Answer("refused", refusal) if refusal else Answer("done")
 
     def _forget(self, command: v1.ForgetReplica) -> Answer:
         wish = self._journal.wish()

@@ -56,6 +56,7 @@ def _lighter_and_lighter(report: v1.Report) -> list[v1.Report]:
             for replica in report.replicas
         ),
         unknown_processes=report.unknown_processes[:50],
+        kv_pools=tuple(msgspec.structs.replace(pool, map=b"") for pool in report.kv_pools),
     )
     bare = msgspec.structs.replace(
         without_tails,
@@ -64,6 +65,7 @@ def _lighter_and_lighter(report: v1.Report) -> list[v1.Report]:
             for replica in without_tails.replicas
         ),
         unknown_processes=(),
+        kv_pools=(),
     )
     return [report, without_tails, bare]
 

@@ -66,6 +66,8 @@ class _Extent:
     free: list[int]
     size: int
     live: set[int] = field(default_factory=set)
+    used_at_seconds: float = 0.0
+    """When a block of it was last taken, found again or released; only shown."""
 
     @property
     def cached(self) -> int:
@@ -87,6 +89,8 @@ class BlockAllocator:
         self.extent_blocks = extent_blocks or total_blocks
         self.obtainable_blocks = 0
         """Blocks that the node's pool would lend at once, as last heard; only shown."""
+        self.now_seconds = 0.0
+        """The caller's clock at its last step, by which the last use of extents is told; only shown."""
         self._extents: dict[int, _Extent] = {}
         self._with_free: dict[int, dict[int, None]] = {}
         """Count of free blocks to the extents that have so many; full ones are left out."""
@@ -113,6 +117,10 @@ class BlockAllocator:
     def extents_in_use(self) -> int:
         """Extents that hold anything, live or cached."""
         return len(self._extents) - len(self._with_free.get(self.extent_blocks, ()))
+
+    def extent_facts(self) -> dict[int, tuple[int, int, float]]:
+        """Live blocks, cached blocks and time of last use of every extent."""
+        return {n: (len(e.live), e.cached, e.used_at_seconds) for n, e in self._extents.items()}
 
     def add_extents(self, numbers: Iterable[int]) -> None:
         """Take in extents; their blocks are free."""
@@ -216,7 +224,7 @@ class BlockAllocator:
             if block not in self._references:
                 del self._idle[block]
                 self._references[block] = 0
-                self._extent_of(block).live.add(block)
+                self._touch(block).live.add(block)
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
@@ -250,7 +258,7 @@ class BlockAllocator:
             if self._references[block] > 0:
                 continue
             del self._references[block]
-            self._extent_of(block).live.remove(block)
+            self._touch(block).live.remove(block)
             if block in self._digest_of:
                 self._idle[block] = None
             else:
@@ -267,7 +275,7 @@ class BlockAllocator:
         else:
             block, _ = self._idle.popitem(last=False)
             self._forget(block)
-        self._extent_of(block).live.add(block)
+        self._touch(block).live.add(block)
         return block
 
     def _put_free(self, block: int) -> None:
@@ -298,8 +306,10 @@ class BlockAllocator:
             if not group:
                 del self._with_free[free]
 
-    def _extent_of(self, block: int) -> _Extent:
-        return self._extents[block // self.extent_blocks]
+    def _touch(self, block: int) -> _Extent:
+        extent = self._extents[block // self.extent_blocks]
+        extent.used_at_seconds = self.now_seconds
+        return extent
 
     def _blocks(self, number: int) -> Collection[int]:
         return range(number * self.extent_blocks, (number + 1) * self.extent_blocks)

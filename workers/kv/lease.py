@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from pathlib import Path
 from workers.kv.arena import CpuArena, SharedArena, runs
 from workers.kv.layout import KvLayout
 from workers.kv.ledger import Ledger, PoolJoinError
+from workers.kv.marks import Mark, Marks
 from workers.kv.pool import ensure_pool, folder_lock
 from workers.kv.table import JOINED, LEFT, PoolBusyError, Slot, Table
 
@@ -83,9 +84,11 @@ class Recall:
 class PoolMember:
     """One replica in a pool. For one thread; its end, however it comes, is seen by all others."""
 
-    def __init__(self, table: Table, arena: SharedArena, slot: int) -> None:
+    def __init__(self, table: Table, arena: SharedArena, slot: int, marks: Marks) -> None:
         """Use `join` instead."""
         self._table = table
+        self._marks = marks
+        self._marked: dict[int, Mark] = {}
         self.arena = arena
         self.slot = slot
         self._ledger = Ledger(table, arena.scrub, own_slot=slot)
@@ -172,6 +175,19 @@ class PoolMember:
         except PoolBusyError as error:
             self.refusal = str(error)
 
+    def mark(self, extents: Mapping[int, tuple[int, int, float]]) -> None:
+        """Say what each extent holds: (live blocks, cached blocks, last use on the monotonic clock).
+
+        For people alone: no lock is taken, and nothing is decided by it.
+        """
+        marks = {n: Mark(self.slot + 1, *facts) for n, facts in extents.items() if n in self._held}
+        try:
+            self._marks.write({n: mark for n, mark in marks.items() if self._marked.get(n) != mark})
+        except OSError as error:  # no room for a few bytes is no reason to stop serving
+            self.refusal = f"the map of the pool was not brought up to date: {error}"
+        else:
+            self._marked = marks
+
     def reach_blocks(self) -> int:
         """Blocks that could be had beside those that are held, as far as an unlocked look can say."""
         slots = self._table.read_slots()
@@ -192,6 +208,7 @@ class PoolMember:
     def close(self) -> None:
         """Drop the sign of life as a death would: what is held is reclaimed by whoever needs it."""
         self.arena.close()
+        self._marks.close()
         self._table.close()
 
     def _open(self, numbers: list[int]) -> list[int]:
@@ -244,6 +261,8 @@ def join(
             raise PoolJoinError("the pool is of another layout")
         arena = CpuArena(home / "arena", table.header.extents, layout.extent_bytes)
         undo.callback(arena.close)
+        marks = Marks(home)
+        undo.callback(marks.close)
         with table.transaction():
             ledger = Ledger(table, arena.scrub)
             ledger.reclaim_dead()
@@ -253,7 +272,7 @@ def join(
             table.claim(index)  # before the row: a row without a living owner would be reclaimed
             table.write_slot(index, row)
         undo.pop_all()
-    return PoolMember(table, arena, index)
+    return PoolMember(table, arena, index, marks)
 
 
 def _with_terms(row: Slot, before: Slot, terms: Terms, layout: KvLayout, most: int) -> Slot:

@@ -149,16 +149,23 @@ class Ledger:
         """Raise `PoolJoinError` unless a slot may have these limits beside all others."""
         slots = list(self._table.read_slots())
         slots[index] = wanted
+        size = self._table.header.extent_blocks
         if wanted.minimum < wanted.longest:
             raise PoolJoinError(
-                f"the longest request takes {wanted.longest} extents, {wanted.minimum} are guaranteed"
+                f"the longest request takes {wanted.longest * size} blocks,"
+                f" {wanted.minimum * size} would be guaranteed"
             )
         if wanted.ceiling < wanted.minimum:
-            raise PoolJoinError(f"a ceiling of {wanted.ceiling} is below the minimum of {wanted.minimum}")
+            raise PoolJoinError(
+                f"a ceiling of {wanted.ceiling * size} blocks is below"
+                f" the minimum of {wanted.minimum * size} blocks"
+            )
         promised = sum(slot.minimum for slot in slots if slot.state != VACANT)
         capacity = self.capacity(slots)
         if promised > capacity:
-            raise PoolJoinError(f"{promised} extents would be guaranteed, and the pool has {capacity}")
+            raise PoolJoinError(
+                f"{promised * size} blocks would be guaranteed in all, and the pool has {capacity * size}"
+            )
 
 
 def _ended(slot: Slot, state: int) -> Slot:

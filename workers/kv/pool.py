@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Set
+import time
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 from workers.kv.arena import CpuArena, FileScrubber
 from workers.kv.layout import KvLayout
 from workers.kv.ledger import Ledger
+from workers.kv.marks import Marks
+from workers.kv.picture import Picture, draw
 from workers.kv.table import (
     DAMAGED,
     JOINED,
@@ -28,6 +31,7 @@ from workers.kv.table import (
     TableError,
     lock_within,
 )
+from workers.protocol.kv_pools import MapCell
 
 _PRIVATE_FILE = 0o600
 _PRIVATE_FOLDER = 0o700
@@ -59,6 +63,10 @@ class MemberStatus:
     asked_back_blocks: int
     returned_extents: int
     preempted_requests: int
+    short_blocks: int = 0
+    """What its requests need beyond what it has leased."""
+    cached_by_age_blocks: tuple[int, ...] = ()
+    """As far as its extents are marked; in steps of `AGE_BOUNDS_SECONDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +83,9 @@ class PoolStatus:
     """Part of the leased blocks that hold nothing, neither live nor cached."""
     reclaimed_extents: int
     members: tuple[MemberStatus, ...]
+    cell_extents: int = 1
+    cells: tuple[MapCell, ...] = ()
+    """The extents in the order of memory, as far as they can be lent or are in use."""
 
 
 def pools_folder(node_id: str, fallback: Path) -> Path:
@@ -194,10 +205,16 @@ def pool_status(home: Path) -> PoolStatus:
         header, slots, owners = table.read_header(), table.read_slots(), table.owners()
         size = header.extent_blocks
         capacity = ledger.capacity(slots) * size
+        shown = [(index, slot) for index, slot in enumerate(slots) if slot.state != VACANT]
+        picture = _picture(home, owners, [index + 1 for index, _ in shown], capacity // size, size)
         rows = tuple(
-            _member_status(slot, owners.count(index + 1) * size, size, capacity, alive=ledger.is_alive(index))
-            for index, slot in enumerate(slots)
-            if slot.state != VACANT
+            replace(
+                _member_status(
+                    slot, owners.count(index + 1) * size, size, capacity, alive=ledger.is_alive(index)
+                ),
+                cached_by_age_blocks=picture.cached_by_age.get(index + 1, ()),
+            )
+            for index, slot in shown
         )
         leased = sum(row.leased_blocks for row in rows)
         filled = sum(row.live_blocks + row.cached_blocks for row in rows)
@@ -211,7 +228,21 @@ def pool_status(home: Path) -> PoolStatus:
             fragmentation_ratio=max(0.0, 1 - filled / leased) if leased else 0.0,
             reclaimed_extents=header.reclaims,
             members=rows,
+            cell_extents=picture.cell_extents,
+            cells=picture.cells,
         )
+
+
+def _picture(home: Path, owners: bytes, shown: Sequence[int], capacity: int, size: int) -> Picture:
+    """Draw what can be lent, and beyond it what is in use although the pool has become smaller."""
+    used = len(owners.rstrip(b"\0"))
+    owners = owners[: max(capacity, used)]
+    places = {owner: place for place, owner in enumerate(shown, 1)}
+    marks = Marks(home)
+    try:
+        return draw(owners, marks.read(len(owners)), places, extent_blocks=size, now=time.monotonic())
+    finally:
+        marks.close()
 
 
 def _member_status(slot: Slot, leased: int, size: int, capacity: int, *, alive: bool) -> MemberStatus:
@@ -232,6 +263,7 @@ def _member_status(slot: Slot, leased: int, size: int, capacity: int, *, alive: 
         asked_back_blocks=slot.give_back * size,
         returned_extents=slot.returned_total,
         preempted_requests=slot.preempted_total,
+        short_blocks=max(0, slot.needed * size - leased) if slot.state == JOINED else 0,
     )
 
 

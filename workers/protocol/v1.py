@@ -19,6 +19,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from workers.protocol import digests
+from workers.protocol.kv_pools import KvPool
 
 MAJOR = 1
 MINOR = 4
@@ -26,7 +27,8 @@ MINOR = 4
 2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory.
 3: Hello has cards that are cut into slices, and links as they are now; unknown processes say whose
 they are.
-4: a replica's load has its KV tiers, what moved between them, and why prefixes were missed."""
+4: a replica's load has its KV tiers, what moved between them, and why prefixes were missed; a
+heartbeat has the node's pools of KV blocks, and a replica's limits in them can be changed."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -373,6 +375,8 @@ class Heartbeat(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="heart
     replicas: tuple[ReplicaObserved, ...] = ()
     unknown_processes: tuple[UnknownProcess, ...] = ()
     host: HostTelemetry | None = None
+    kv_pools: tuple[KvPool, ...] = ()
+    """Pools of KV blocks that replicas of the node share. Since 1.4."""
 
 
 class CommandResult(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="command_result"):
@@ -440,13 +444,22 @@ class EndProcess(_Command, frozen=True, kw_only=True, tag_field="kind", tag="end
     """As reported: the pid alone may have been given to another process since."""
 
 
+class SetKvLimits(_Command, frozen=True, kw_only=True, tag_field="kind", tag="set_kv_limits"):
+    """Change what a running replica may have of its node's KV pool; until it is started anew. Since 1.4."""
+
+    replica_id: str
+    minimum_blocks: int
+    """Guaranteed. Rounded up to whole extents, as is the ceiling."""
+    ceiling_blocks: int
+
+
 class ForgetReplica(_Command, frozen=True, kw_only=True, tag_field="kind", tag="forget_replica"):
     """The end of a replica is recorded: drop it from the journal (its log is kept a while)."""
 
     replica_ids: tuple[str, ...]
 
 
-Command: TypeAlias = ApplyDesired | RequestHello | TailLog | EndProcess | ForgetReplica
+Command: TypeAlias = ApplyDesired | RequestHello | TailLog | EndProcess | SetKvLimits | ForgetReplica
 
 _Message = TypeVar("_Message")
 

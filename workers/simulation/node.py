@@ -233,10 +233,10 @@ class SimulatedNode:
                 return self._apply(command, now)
             case v1.ForgetReplica():
                 return self._forget(command.replica_ids)
-            case v1.EndProcess():
-                return "refused", "a simulated node has no processes"
-            case v1.TailLog():
-                return "failed", "a simulated replica writes no log"
+            case v1.SetKvLimits():
+                return "refused", "a simulated node has no pool of KV blocks yet"
+            case v1.EndProcess() | v1.TailLog():
+                return "refused", "a simulated node has neither processes nor logs"
 
     def _apply(self, command: v1.ApplyDesired, now: float) -> tuple[str, str] | None:
         renewed = command.lease_epoch > self.lease_epoch

@@ -15,6 +15,7 @@ from workers.kv.table import PoolBusyError
 
 _TELL_SECONDS = 0.1
 _TEND_SECONDS = 0.2
+_MARK_SECONDS = 0.5
 _IDLE_SECONDS = 2.0
 """Extents that were not needed for so long are returned."""
 
@@ -96,6 +97,7 @@ class PooledRoom:
         self._demand = Demand()
         self._refused = False
         self._told_at = float("-inf")
+        self._marked_at = float("-inf")
         self._told = Use()
         self._peaks: deque[tuple[float, int]] = deque()
         """(when, extents in use), falling in use: the front one is the most of late."""
@@ -124,6 +126,7 @@ class PooledRoom:
         self._refused = False
         self._demand = demand
         now = self._clock()
+        self._allocator.now_seconds = now
         asked = self._member.recall()
         self._note_peak(now)
         moves: Mapping[int, int] = {}
@@ -134,6 +137,9 @@ class PooledRoom:
             self._return(self._surplus(), only_empty=True, preempted=preempted)
             self._told_at = now
             asked = self._member.recall()
+        if now - self._marked_at >= _MARK_SECONDS:
+            self._member.mark(self._allocator.extent_facts())
+            self._marked_at = now
         return Settlement(moves, asked.give_back, asked.preempt)
 
     def _return(self, extents: int, *, only_empty: bool, preempted: int) -> Mapping[int, int]:
