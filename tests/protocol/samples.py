@@ -36,7 +36,8 @@ _SPEC_1_0 = v1.ReplicaSpec(
     drain_seconds=30.0,
     start_seconds=120.0,
 )
-_SPEC = msgspec.structs.replace(_SPEC_1_0, stall_seconds=45.0)
+_SPEC_1_2 = msgspec.structs.replace(_SPEC_1_0, stall_seconds=45.0)
+_SPEC = msgspec.structs.replace(_SPEC_1_2, mps=v1.MpsLimits(thread_percent=25, memory_bytes=1 << 31))
 _TELEMETRY = v1.ReplicaTelemetry(
     window_seconds=10.0,
     age_seconds=0.5,
@@ -143,9 +144,10 @@ _TOPOLOGY = v1.Topology(
 _HELLO_1_1 = msgspec.structs.replace(
     _HELLO_1_0, minor=1, accelerators=(_SLICE,), topology=_TOPOLOGY, probe_notes=("memory: ERR!",)
 )
-_HELLO = msgspec.structs.replace(
+_HELLO_1_3 = msgspec.structs.replace(
     _HELLO_1_1, minor=3, accelerators=(_SLICE_1_3,), split_cards=(_ACCELERATOR_1_0,)
 )
+_HELLO = msgspec.structs.replace(_HELLO_1_3, minor=4, mps_ready=True, mps_note="no daemon answers")
 
 _UNKNOWN_1_0 = v1.UnknownProcess(
     pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"
@@ -259,13 +261,15 @@ COMMANDS: dict[str, v1.Command] = {
 OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.0-hello": _HELLO_1_0,
     "v1.1-hello": _HELLO_1_1,
+    "v1.3-hello": _HELLO_1_3,
     "v1.0-heartbeat": msgspec.structs.replace(_HEARTBEAT_1_2, replicas=(_REPLICA_1_0,)),
     "v1.2-heartbeat": _HEARTBEAT_1_2,
     "v1.3-heartbeat": _HEARTBEAT_1_3,
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
+    "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
-_MINOR_OF_SAMPLE = {"hello": 3, "heartbeat": 4, "end_process": 3, "set_kv_limits": 4, "apply_desired": 2}
+_MINOR_OF_SAMPLE = {"hello": 4, "heartbeat": 4, "end_process": 3, "set_kv_limits": 4, "apply_desired": 4}
 """The minor version that last added to a message; 0 for the others."""
 
 

@@ -28,7 +28,8 @@ MINOR = 4
 3: Hello has cards that are cut into slices, and links as they are now; unknown processes say whose
 they are.
 4: a replica's load has its KV tiers, what moved between them, and why prefixes were missed; a
-heartbeat has the node's pools of KV blocks, and a replica's limits in them can be changed."""
+heartbeat has the node's pools of KV blocks, and a replica's limits in them can be changed; a replica may
+have an MPS share, and Hello says whether the node can give one."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -141,6 +142,17 @@ class WantedState(enum.Enum):
     STOP = "stop"
 
 
+class MpsLimits(_Struct, frozen=True, kw_only=True):
+    """A replica's share of its accelerators under NVIDIA's Multi-Process Service. 0: no such limit.
+
+    Since 1.4.
+    """
+
+    thread_percent: int = 0
+    memory_bytes: int = 0
+    """Of each of its accelerators."""
+
+
 class ReplicaSpec(_Struct, frozen=True, kw_only=True):
     """One replica as this node should run it."""
 
@@ -159,6 +171,8 @@ class ReplicaSpec(_Struct, frozen=True, kw_only=True):
     """How long start-up may take before the attempt counts as failed."""
     stall_seconds: float = 60.0
     """Requests run and no token comes for so long: the attempt counts as crashed. 0: never."""
+    mps: MpsLimits | None = None
+    """It runs as a client of the node's MPS control daemon, within these limits. Since 1.4."""
 
 
 class ExitInfo(_Struct, frozen=True, kw_only=True):
@@ -358,6 +372,10 @@ class Hello(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     """What the probes could not find out, for people. Since 1.1."""
     split_cards: tuple[AcceleratorInfo, ...] = ()
     """Cards in MIG mode: only their slices, which stand among the accelerators, can be used. Since 1.3."""
+    mps_ready: bool = False
+    """An MPS control daemon answers, so replicas can have MPS shares. Since 1.4, as `mps_note`."""
+    mps_note: str = ""
+    """What keeps MPS from being used, and what to do; empty where nothing does."""
 
 
 class Heartbeat(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="heartbeat"):
