@@ -26,6 +26,7 @@ class PlacedReplica:
     id: str
     status: int
     ready: bool
+    deployment: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,6 +48,12 @@ class Directory:
     layout: bytes = b""
     """JSON object without its version."""
     digest: str = ""
+
+    def serving(self) -> dict[str, str]:
+        """Deployment of each replica that requests may go to, by replica id."""
+        return {
+            replica.id: replica.deployment for row in self.rows for replica in row.replicas if replica.ready
+        }
 
     @property
     def node_ids(self) -> frozenset[str]:
@@ -93,7 +100,7 @@ def _replicas() -> list[tuple[Any, ...]]:
 
 def _placed(row: tuple[Any, ...]) -> PlacedReplica:
     serves = row[3] == states.READY and row[6] == Replica.Role.SERVING and row[7] not in CLOSED
-    return PlacedReplica(str(row[1]), _STATUS_INDEX[row[3]], serves)
+    return PlacedReplica(str(row[1]), _STATUS_INDEX[row[3]], serves, deployment=row[4])
 
 
 def _layout_row(node: Node, rows: list[tuple[Any, ...]], columns: int) -> dict[str, Any]:

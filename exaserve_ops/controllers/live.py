@@ -11,10 +11,12 @@ import msgspec
 
 from exaserve_ops.controllers.changes import Remembered
 from exaserve_ops.controllers.directory import Directory, Row, read_directory
+from exaserve_ops.controllers.feedback import Feedback
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.controllers.ports import LivePublisher, RouteWriter
 from exaserve_ops.health.selectors import open_incidents
 from exaserve_ops.lib import clock
+from exaserve_ops.routing.domain.feedback import Weight
 from exaserve_ops.routing.domain.records import NodeFacts, ReplicaFacts
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import ObservedReplica, ReplicaLoad
@@ -23,7 +25,7 @@ from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.selectors import broken_replicas
 from exaserve_ops.sessions.selectors import count_live_sessions
 from exaserve_ops.telemetry.domain.frame_encoding import NO_VALUES, Cell, encode_frame
-from exaserve_ops.telemetry.domain.frames import METRICS
+from exaserve_ops.telemetry.domain.frames import LOAD_METRICS
 from exaserve_ops.telemetry.domain.pictures import LivePicture, NodeReport
 from exaserve_ops.telemetry.domain.windows import FinishedRequest, History, RequestWindow
 
@@ -33,7 +35,7 @@ COUNTS_EVERY_SECONDS = 2.0
 LAYOUT_EVERY_SECONDS = 10.0
 """The layout goes out when it changed, and so often besides: a store that lost it gets it back."""
 
-_values_of = operator.attrgetter(*(metric.key for metric in METRICS))
+_values_of = operator.attrgetter(*(metric.key for metric in LOAD_METRICS))
 
 
 class LiveBuilder:
@@ -54,6 +56,7 @@ class LiveBuilder:
         self._layout_at = -1e9
         self._published: dict[str, HeartbeatReport] = {}
         """The heartbeat of each node that was told last: the same one is not told again."""
+        self._feedback = Feedback()
         self._wanted_replicas = 0
         self._sessions = 0
         self._slow_problems = 0
@@ -74,9 +77,10 @@ class LiveBuilder:
         views = {view.node_id: view for view in self._state.nodes() if view.node_id in known}
         heartbeats = {i: view.heartbeat for i, view in views.items() if view.heartbeat}
         news = {i: beat for i, beat in heartbeats.items() if self._published.get(i) is not beat}
+        weights = self._weigh(directory, fresh)
         layout = self._layout(directory)
         frame = encode_frame(
-            _cells(directory, views, fresh),
+            _cells(directory, views, fresh, weights),
             layout_version=self._layout_version,
             sequence=self._sequence,
             built_at_seconds=now_seconds,
@@ -91,8 +95,14 @@ class LiveBuilder:
                 gone_nodes=tuple(self._published.keys() - known),
             )
         )
-        self._routes.write_facts([_node_facts(fresh[i], news[i]) for i in news.keys() & fresh.keys()])
+        self._routes.write_facts(
+            [_node_facts(fresh[i], news[i], weights) for i in news.keys() & fresh.keys()]
+        )
         self._published = heartbeats
+
+    def _weigh(self, directory: Directory, fresh: Mapping[str, NodeView]) -> Mapping[str, Weight]:
+        seen = (replica for view in fresh.values() if view.heartbeat for replica in view.heartbeat.replicas)
+        return self._feedback.look(seen, directory.serving(), time.monotonic())
 
     def _layout(self, directory: Directory) -> bytes | None:
         now = time.monotonic()
@@ -173,26 +183,33 @@ def _fresh_views(state: FleetState, known: frozenset[str]) -> dict[str, NodeView
 
 
 def _cells(
-    directory: Directory, views: Mapping[str, NodeView], fresh: Mapping[str, NodeView]
+    directory: Directory,
+    views: Mapping[str, NodeView],
+    fresh: Mapping[str, NodeView],
+    weights: Mapping[str, Weight],
 ) -> list[Cell | None]:
     cells: list[Cell | None] = []
     for row in directory.rows:
-        cells += _row_cells(row, views.get(row.node_id), stale=row.node_id not in fresh)
+        cells += _row_cells(row, views.get(row.node_id), weights, stale=row.node_id not in fresh)
         cells += [None] * (directory.columns - len(row.replicas))
     return cells
 
 
-def _row_cells(row: Row, view: NodeView | None, *, stale: bool) -> list[Cell]:
+def _row_cells(row: Row, view: NodeView | None, weights: Mapping[str, Weight], *, stale: bool) -> list[Cell]:
     loads: dict[str, ReplicaLoad | None] = {}
     if view is not None and view.heartbeat is not None:
         loads = {seen.replica_id: seen.load for seen in view.heartbeat.replicas}
-    return [_cell(replica.status, loads.get(replica.id), stale=stale) for replica in row.replicas]
+    return [
+        _cell(replica.status, loads.get(replica.id), weights.get(replica.id), stale=stale)
+        for replica in row.replicas
+    ]
 
 
-def _cell(status: int, load: ReplicaLoad | None, *, stale: bool) -> Cell:
+def _cell(status: int, load: ReplicaLoad | None, weight: Weight | None, *, stale: bool) -> Cell:
     if load is None:
         return Cell(status, NO_VALUES, stale=stale)
-    return Cell(status, _values_of(load), stale=stale or load.age_seconds > STALE_AFTER_SECONDS)
+    values = (*_values_of(load), weight.value if weight else None)
+    return Cell(status, values, stale=stale or load.age_seconds > STALE_AFTER_SECONDS)
 
 
 def _age_seconds(view: NodeView) -> float:
@@ -230,15 +247,15 @@ def _node_report(view: NodeView, heartbeat: HeartbeatReport) -> NodeReport:
     return NodeReport(view.last_report_unix_seconds, heartbeat.sequence, heartbeat.encoded)
 
 
-def _node_facts(view: NodeView, heartbeat: HeartbeatReport) -> NodeFacts:
+def _node_facts(view: NodeView, heartbeat: HeartbeatReport, weights: Mapping[str, Weight]) -> NodeFacts:
     return NodeFacts(
         node_id=view.node_id,
         received_at_seconds=view.last_report_unix_seconds or 0.0,
-        replicas=tuple([_facts(seen) for seen in heartbeat.replicas]),
+        replicas=tuple([_facts(seen, weights.get(seen.replica_id)) for seen in heartbeat.replicas]),
     )
 
 
-def _facts(seen: ObservedReplica) -> ReplicaFacts:
+def _facts(seen: ObservedReplica, weight: Weight | None) -> ReplicaFacts:
     load = seen.load
     if load is None:
         return ReplicaFacts(seen.replica_id)
@@ -248,4 +265,5 @@ def _facts(seen: ObservedReplica) -> ReplicaFacts:
         load.requests_waiting,
         load.kv_used_ratio,
         load.ttft_p95_seconds,
+        1.0 if weight is None else weight.value,
     )

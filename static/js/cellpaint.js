@@ -3,7 +3,7 @@ const SCALES = {
   cividis: ["00224e", "123570", "3b496c", "575d6d", "707173", "8a8678", "a59c74", "c3b369", "e1cc55", "fee838"],
   viridis: ["440154", "482878", "3e4989", "31688e", "26828e", "1f9e89", "35b779", "6ece58", "b5de2b", "fde725"],
 };
-const CIVIDIS_METRICS = new Set(["kv_used_ratio", "prefix_hit_ratio", "generation_tokens_per_second"]);
+const CIVIDIS_METRICS = new Set(["kv_used_ratio", "prefix_hit_ratio", "generation_tokens_per_second", "routing_weight"]);
 const DARK_INK = "#000000";
 const LIGHT_INK = "#ffffff";
 const LEVELS = 255;

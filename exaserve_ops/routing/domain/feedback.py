@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 FULL = 1.0
+
+K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ def fold(average: Average | None, reading: Reading, now: float, policy: Feedback
     return Average(now, Reading(*folded), average.first_seconds)
 
 
-def weigh_group(averages: Mapping[str, Average], now: float, policy: FeedbackPolicy) -> dict[str, Weight]:
-    """Return the weight of each replica of one deployment, compared with its peers."""
+def weigh_group(averages: Mapping[K, Average], now: float, policy: FeedbackPolicy) -> dict[K, Weight]:
+    """Return the weight of each replica of one deployment, by its key, compared with its peers."""
     known = [a.value.ttft_p50_seconds for a in averages.values() if a.value.ttft_p50_seconds is not None]
     median = statistics.median(known) if len(known) >= policy.least_peers else None
     weights = {name: _weigh(average, median, now, policy) for name, average in averages.items()}
@@ -128,15 +130,15 @@ def _by_ttft(value: Reading, median: float | None, policy: FeedbackPolicy) -> fl
     return min(FULL, policy.ttft_tolerance * median / ttft)
 
 
-def _ejected(averages: Mapping[str, Average], median: float | None, policy: FeedbackPolicy) -> Iterable[str]:
+def _ejected(averages: Mapping[K, Average], median: float | None, policy: FeedbackPolicy) -> Iterable[K]:
     """The slowest of those that are far too slow, as many as may be."""
     if median is None:
         return ()
     limit = max(median * policy.eject_ttft_times, median + policy.ttft_floor_seconds)
     slow = [
-        (-average.value.ttft_p50_seconds, name)
+        (-average.value.ttft_p50_seconds, str(name), name)
         for name, average in averages.items()
         if average.value.ttft_p50_seconds is not None and average.value.ttft_p50_seconds >= limit
     ]
     most = int(len(averages) * policy.eject_share)
-    return [name for _, name in sorted(slow)[:most]]
+    return [name for _, _, name in sorted(slow, key=lambda entry: entry[:2])[:most]]

@@ -39,6 +39,8 @@ class ReplicaFacts(NamedTuple):
     requests_waiting: int | None = None
     kv_used_ratio: float | None = None
     ttft_p95_seconds: float | None = None
+    weight: float = 1.0
+    """Its share of new work against a well replica's; 0 where it is to get none while others can."""
 
 
 @dataclass(frozen=True, slots=True)

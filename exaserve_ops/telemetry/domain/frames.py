@@ -51,7 +51,7 @@ class Metric:
     """Objective marked on the legend."""
 
 
-METRICS: tuple[Metric, ...] = (
+LOAD_METRICS: tuple[Metric, ...] = (
     Metric("kv_used_ratio", "KV pool used", "ratio", 0.0001, 0.0, 1.0, 0.9),
     Metric("ttft_p95_seconds", "TTFT p95", "seconds", 0.001, 0.0, 2.0, 1.0),
     Metric("requests_waiting", "Queue", "requests", 1.0, 0.0, 16.0),
@@ -59,6 +59,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("prefix_hit_ratio", "Prefix hit rate", "ratio", 0.0001, 0.0, 1.0),
     Metric("generation_tokens_per_second", "Tokens/s", "tokens_per_second", 1.0, 0.0, 200.0),
 )
+"""What replicas report of themselves, under the names of their load's fields."""
+
+METRICS: tuple[Metric, ...] = (
+    *LOAD_METRICS,
+    Metric("routing_weight", "Routing weight", "ratio", 0.0001, 0.0, 1.0),
+)
+"""All, in the order of the frame; the last one is the control plane's own judgement."""
 
 
 def quantise(value: float | None, scale: float, *, stale: bool = False) -> int:
