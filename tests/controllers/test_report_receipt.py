@@ -195,12 +195,13 @@ def test_gateways_and_pages_are_told_exactly_what_the_agent_said(
     report = report_adapter._translate(said, encoded)
     assert isinstance(report, HeartbeatReport)
     view = NodeView(NODE, last_report_unix_seconds=9.0, heartbeat=report)
-    RouteTableWriter(redis_client).write_facts([_node_facts(view, report)])
+    RouteTableWriter(redis_client).write_facts([_node_facts(view, report, {})])
     answer = [b"1", set(), {}, redis_client.hgetall(FACTS_KEY), {}, set()]
     [told] = decode_table(answer).facts.values()
     assert told.received_at_seconds == 9.0
     assert [tuple(facts) for facts in told.replicas] == [
-        (seen.replica_id, *(getattr(seen.telemetry, name, None) for name in FACTS)) for seen in said.replicas
+        (seen.replica_id, *(getattr(seen.telemetry, name, None) for name in FACTS), 1.0)
+        for seen in said.replicas
     ]
     shown = describe_heartbeat(report.encoded)
     assert shown["host"]["load1"] == 0.5
