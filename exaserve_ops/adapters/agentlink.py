@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import redis
 from celery import Celery
 
+from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from workers.protocol import names, v1
 
@@ -87,6 +88,18 @@ class CeleryAgentLink:
             start_ticks=start_ticks,
         )
         self._send(node_id, command)
+
+    def set_kv_limits(self, wish: LimitsWish, *, lease_epoch: int, command_id: str) -> None:
+        """Ask an agent for other limits of a replica in its KV pool."""
+        command = v1.SetKvLimits(
+            command_id=command_id,
+            lease_epoch=lease_epoch,
+            deadline_seconds=COMMAND_SECONDS,
+            replica_id=wish.replica_id,
+            minimum_blocks=wish.minimum_blocks,
+            ceiling_blocks=wish.ceiling_blocks,
+        )
+        self._send(wish.node_id, command)
 
     def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
         """Say that the end of these replicas is recorded."""

@@ -12,8 +12,9 @@ import redis
 
 from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link, NodeFacts, Topology
 from exaserve_ops.serving.domain import reports
+from exaserve_ops.serving.domain.kv_pools import PoolFacts
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica, ReplicaLoad
-from workers.protocol import names, v1
+from workers.protocol import kv_pools, names, v1
 
 GROUP = "ingest"
 ABANDONED_MILLISECONDS = 10_000
@@ -139,6 +140,29 @@ def describe_heartbeat(encoded: bytes) -> dict[str, Any]:
     }
 
 
+def describe_pools(encoded: bytes) -> list[dict[str, Any]]:
+    """What a heartbeat says of its node's KV pools, maps unpacked, as plain values for pages and REST."""
+    return [_describe_pool(pool) for pool in _heartbeat_decoder.decode(encoded).kv_pools]
+
+
+def _describe_pool(pool: kv_pools.KvPool) -> dict[str, Any]:
+    try:
+        cells = kv_pools.unpack_map(pool.map)
+    except ValueError as error:
+        _log.warning("event=map_not_read pool=%s error=%s", pool.pool_id, error)
+        cells = []
+    fields = msgspec.structs.asdict(pool)
+    del fields["map"]
+    return fields | {
+        "members": [
+            msgspec.structs.asdict(member)
+            | {"borrowed_blocks": member.borrowed_blocks, "lent_blocks": member.lent_blocks}
+            for member in pool.members
+        ],
+        "cells": cells,
+    }
+
+
 def _describe_replica(seen: v1.ReplicaObserved) -> dict[str, Any]:
     return {
         "state": seen.state.value,
@@ -225,6 +249,8 @@ def _heartbeat(beat: v1.Heartbeat, encoded: bytes) -> reports.HeartbeatReport:
         reconcile_error=beat.liveness.reconcile_error,
         replicas=tuple([_replica(replica) for replica in beat.replicas]),
         unknown_processes=tuple(msgspec.to_builtins(p) for p in beat.unknown_processes),
+        # Pools are passed on as they were decoded, as loads are.
+        kv_pools=cast("tuple[PoolFacts, ...]", beat.kv_pools),
         encoded=encoded,
     )
 

@@ -26,6 +26,7 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import record_degradation, record_hello
 from exaserve_ops.inventory.services.leftovers import record_process_end
 from exaserve_ops.lib import clock
+from exaserve_ops.serving.domain.kv_pools import is_limits_wish
 from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.domain.reports import (
     CommandOutcome,
@@ -35,6 +36,7 @@ from exaserve_ops.serving.domain.reports import (
     Received,
     Report,
 )
+from exaserve_ops.serving.services.kv_pools import record_kv_limits
 from exaserve_ops.serving.services.replicas import record_observations
 
 _log = logging.getLogger(__name__)
@@ -128,14 +130,7 @@ class Ingest:
                     self._take_hello(report, clock.now())
                 case CommandOutcome():
                     _log_outcome(report)
-                    if is_end_wish(report.command_id):
-                        record_process_end(
-                            report.command_id,
-                            node_id=UUID(report.node_id),
-                            done=report.outcome == "done",
-                            reason=report.reason,
-                            now=clock.now(),
-                        )
+                    _record_outcome(report, clock.now())
                 case LogLines():
                     self._publisher.append_log(report)
 
@@ -274,6 +269,15 @@ def _sameness(report: Report, index: int) -> tuple[str, ...]:
             return ("hello", report.node_id, report.facts.boot_id)
         case _:
             return (str(index),)
+
+
+def _record_outcome(outcome: CommandOutcome, now: datetime) -> None:
+    """Write down what became of a command that a person waits for."""
+    node_id, done = UUID(outcome.node_id), outcome.outcome == "done"
+    if is_end_wish(outcome.command_id):
+        record_process_end(outcome.command_id, node_id=node_id, done=done, reason=outcome.reason, now=now)
+    elif is_limits_wish(outcome.command_id):
+        record_kv_limits(outcome.command_id, node_id=node_id, done=done, reason=outcome.reason, now=now)
 
 
 def _log_outcome(outcome: CommandOutcome) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from exaserve_ops.health.domain.detector import SeenPulse
 from exaserve_ops.routing.domain import records
+from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reports import LogLines, Received
 from exaserve_ops.telemetry.domain.pictures import LivePicture
@@ -53,6 +54,10 @@ class AgentLink(Protocol):
         self, node_id: str, *, lease_epoch: int, command_id: str, pid: int, start_ticks: int
     ) -> None:
         """Ask an agent to end a process that it left behind."""
+        ...
+
+    def set_kv_limits(self, wish: LimitsWish, *, lease_epoch: int, command_id: str) -> None:
+        """Ask an agent for other limits of a replica in its KV pool."""
         ...
 
     def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:

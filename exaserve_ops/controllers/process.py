@@ -21,6 +21,8 @@ from exaserve_ops.controllers.drains import DrainWatch
 from exaserve_ops.controllers.fleet_state import RECENT_DEATHS_SECONDS, FleetState
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.installations import InstallationPorts, Installations
+from exaserve_ops.controllers.kv_watch import LOOK_EVERY_SECONDS as KV_LOOK_SECONDS
+from exaserve_ops.controllers.kv_watch import KvWatch
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import LONGEST_LOOP_BACKOFF_SECONDS, KeyQueue, LoopHealth, run_loop
 from exaserve_ops.controllers.ports import (
@@ -127,6 +129,7 @@ class Controllers:
         self._turns = TurnRecorder(adapters.turns, self._live)
         self._rollups = RollupRecorder(self._state)
         self._slowness = SlowWatch(self._state)
+        self._kv = KvWatch(self._state)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
         self._installations = Installations(adapters.installations, self._stop)
@@ -183,6 +186,7 @@ class Controllers:
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),
             self._thread("slowness", self._slowness.step, LOOK_EVERY_SECONDS),
+            self._thread("kv", self._kv.step, KV_LOOK_SECONDS),
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),

@@ -23,6 +23,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.routing.selectors import inference_keys, routes, served_models
+from exaserve_ops.serving.domain.kv_pools import parse_limits_wish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reconcile import plan_deployment, plan_takeover
 from exaserve_ops.serving.domain.steps import (
@@ -109,6 +110,7 @@ class Reconcilers:
             "event": self._announce_event,
             "log": self._tail_log,
             "end_process": self._end_process,
+            "kv_limits": self._set_kv_limits,
         }
 
     def reconcile(self, kind: str, key: str) -> None:
@@ -275,6 +277,11 @@ class Reconcilers:
             pid=wish.pid,
             start_ticks=wish.start_ticks,
         )
+
+    def _set_kv_limits(self, key: str) -> None:
+        wish = parse_limits_wish(key)
+        epoch = self._state.node(wish.node_id).lease_epoch
+        self._link.set_kv_limits(wish, lease_epoch=epoch, command_id=key)
 
     def _tail_log(self, key: str) -> None:
         node_id = Replica.objects.filter(pk=key).values_list("node", flat=True).first()

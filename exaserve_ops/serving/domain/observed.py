@@ -51,6 +51,7 @@ class ReplicaLoad(Protocol):
     prefix_query_tokens_total: float | None
     prefix_hit_tokens_total: float | None
     notes: tuple[str, ...]
+    kv_thrash_reason: str
 
 
 class ObservedReplica(NamedTuple):

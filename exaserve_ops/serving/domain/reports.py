@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exaserve_ops.inventory.domain.facts import NodeFacts
+from exaserve_ops.serving.domain.kv_pools import PoolFacts
 from exaserve_ops.serving.domain.observed import ObservedReplica
 
 
@@ -34,6 +35,7 @@ class HeartbeatReport:
     reconcile_error: str = ""
     replicas: tuple[ObservedReplica, ...] = ()
     unknown_processes: tuple[Mapping[str, Any], ...] = ()
+    kv_pools: tuple[PoolFacts, ...] = ()
     encoded: bytes = b""
     """All of it as its agent sent it, seal checked and removed: passed on to readers of the live store."""
 
