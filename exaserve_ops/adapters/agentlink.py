@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import redis
 from celery import Celery
 
+from exaserve_ops.serving.domain.accelerator_wish import MpsShare
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from workers.protocol import names, v1
@@ -157,4 +158,11 @@ def _spec(wanted: WantedReplica) -> v1.ReplicaSpec:
         drain_seconds=wanted.drain_seconds,
         start_seconds=wanted.start_seconds,
         stall_seconds=wanted.stall_seconds,
+        mps=_mps_limits(wanted.mps),
     )
+
+
+def _mps_limits(share: MpsShare | None) -> v1.MpsLimits | None:
+    if share is None:
+        return None
+    return v1.MpsLimits(thread_percent=share.thread_percent, memory_bytes=share.memory_bytes)

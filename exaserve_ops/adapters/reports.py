@@ -204,6 +204,8 @@ def _node_facts(hello: v1.Hello) -> NodeFacts:
         ),
         topology=_topology(hello.topology),
         probe_notes=hello.probe_notes,
+        mps_ready=hello.mps_ready,
+        mps_note=hello.mps_note[:500],
     )
 
 

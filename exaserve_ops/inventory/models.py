@@ -73,6 +73,10 @@ class Node(models.Model):
     engines = ArrayField(models.CharField(max_length=32), default=list, blank=True)
     labels = models.JSONField(default=dict, blank=True)
     simulated = models.BooleanField(default=False)
+    mps_ready = models.BooleanField(
+        default=False, help_text="An MPS control daemon answers: replicas can have shares of cards."
+    )
+    mps_note = models.CharField(max_length=500, blank=True, help_text="What keeps MPS from being used.")
     last_report_at = models.DateTimeField(null=True, blank=True)
     clock_skew_seconds = models.FloatField(
         null=True, blank=True, help_text="Node clock minus ours. Shown, never used."

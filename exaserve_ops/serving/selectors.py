@@ -16,6 +16,7 @@ from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.accelerator_wish import AcceleratorWish, read_wish
 from exaserve_ops.serving.domain.facts import (
     DeploymentSnapshot,
     HealingFacts,
@@ -24,8 +25,17 @@ from exaserve_ops.serving.domain.facts import (
 )
 from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.observed import WantedReplica
-from exaserve_ops.serving.domain.placement import AcceleratorRoom, NodeRoom, PlacementRequest
 from exaserve_ops.serving.domain.reach import CLOSED
+from exaserve_ops.serving.domain.reservation import (
+    NOTHING_PROMISED,
+    Holding,
+    Promise,
+    Terms,
+    margin_bytes,
+    tally,
+    terms_of,
+)
+from exaserve_ops.serving.domain.rooms import SIZE_UNKNOWN, AcceleratorRoom, NodeRoom, PlacementRequest
 from exaserve_ops.serving.models import Deployment, Replica
 
 _KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
@@ -86,7 +96,8 @@ def deployment_snapshot(
     deployment_id: UUID, *, active_sessions: Mapping[str, int], now: datetime
 ) -> DeploymentSnapshot | None:
     """Everything that a deployment's plan depends on, in ten queries; `None` once it is deleted."""
-    deployment = Deployment.objects.exclude(status=states.DELETED).filter(pk=deployment_id).first()
+    known = Deployment.objects.select_related("model").exclude(status=states.DELETED)
+    deployment = known.filter(pk=deployment_id).first()
     if deployment is None:
         return None
     nodes = node_rooms(deployment_id, now=now)
@@ -223,18 +234,41 @@ def placement_request(deployment: Deployment) -> PlacementRequest:
         memory_bytes=deployment.replica_memory_bytes,
         accelerators=deployment.accelerators_per_replica,
         nodes=tuple(deployment.placement.get("nodes", ())),
+        terms=_terms_of(deployment),
+        wish=wish_of(deployment),
+        blocked="" if deployment.replica_memory_bytes else SIZE_UNKNOWN,
+    )
+
+
+def wish_of(deployment: Deployment) -> AcceleratorWish:
+    """Which accelerators a deployment asks for, as it was checked when it was recorded."""
+    asked = {name: value for name, value in deployment.placement.items() if name != "nodes"}
+    return read_wish(**asked)
+
+
+def _terms_of(deployment: Deployment) -> Terms:
+    return terms_of(
+        deployment.engine,
+        deployment.engine_options,
+        digest=deployment.model.digest,
+        parameter_count=deployment.model.parameter_count,
+        needed_bytes=-(-deployment.replica_memory_bytes // deployment.accelerators_per_replica),
+        mps=wish_of(deployment).mps,
     )
 
 
 def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
-    """All nodes with what is promised of their accelerators, in six queries.
+    """All nodes with what is promised of their accelerators, in seven queries.
 
     Memory is promised until an agent has seen a replica's process group gone. What ails or is being
     replaced does not count for the spread: its successor does.
     """
     nodes = list(nodes_with_hardware())
     leaving = {node.pk for node in nodes if node.drain_status == DRAINING or node.liveness == DEAD}
-    held = _held_memory()
+    sizes = {a.uuid: (a.kind, a.memory_bytes) for node in nodes for a in node.accelerators.all()}
+    holdings = live_holdings()
+    held = tally((one for _, one in holdings), sizes)
+    own = tally((one for holder, one in holdings if holder == deployment_id), sizes)
     total: Counter[UUID] = Counter()
     here: dict[str, Counter[UUID]] = {role: Counter() for role in Replica.Role.values}
     rows = list(_ROOM_ROWS.values_list("pk", "node", "deployment", "wanted", "status", "role", "replaces"))
@@ -253,8 +287,7 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             engines=frozenset(node.engines),
             rack=rack_of(node),
             accelerators=tuple(
-                AcceleratorRoom(a.uuid, a.kind, a.memory_bytes, held[a.uuid], _quarantine_of(a), a.split)
-                for a in node.accelerators.all()
+                _accelerator_room(a, held.get(a.uuid, NOTHING_PROMISED)) for a in node.accelerators.all()
             ),
             same_deployment=here[Replica.Role.SERVING][node.pk],
             replicas=total[node.pk],
@@ -263,20 +296,49 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             drain_is_over=bool(node.drain_deadline_at and node.drain_deadline_at <= now),
             simulated=node.simulated,
             suspect=node.liveness == SUSPECT,
+            own_bytes=sum(own[a.uuid].reserved_bytes for a in node.accelerators.all() if a.uuid in own),
+            mps_problem=mps_problem_of(node),
         )
         for node in nodes
     )
 
 
-def _held_memory() -> Counter[str]:
-    """Bytes that are promised of each accelerator."""
+def mps_problem_of(node: Node) -> str:
+    """Why nothing with an MPS share can run on a node; empty where it can."""
+    return "" if node.mps_ready else node.mps_note or "its agent found no CUDA card"
+
+
+def live_holdings() -> list[tuple[UUID, Holding]]:
+    """What each live replica holds of each accelerator, with its deployment; in two queries."""
     links = Replica.accelerators.through.objects.filter(replica__status__in=_KNOWN_TO_AGENTS)
-    pairs = list(links.values_list("replica", "accelerator", "replica__memory_bytes"))
-    shares = Counter(replica for replica, _, _ in pairs)
-    held: Counter[str] = Counter()
-    for replica, uuid, memory_bytes in pairs:
-        held[uuid] += -(-memory_bytes // shares[replica])
-    return held
+    rows = list(
+        links.values_list("replica", "accelerator", "replica__memory_bytes", "replica__deployment").order_by()
+    )
+    shares = Counter(row[0] for row in rows)
+    holders = Deployment.objects.filter(pk__in={row[3] for row in rows}).select_related("model")
+    terms = {holder.pk: _terms_of(holder) for holder in holders}
+    return [
+        (deployment, Holding(uuid, -(-memory_bytes // shares[replica]), terms[deployment]))
+        for replica, uuid, memory_bytes, deployment in rows
+    ]
+
+
+def _accelerator_room(accelerator: Accelerator, promise: Promise) -> AcceleratorRoom:
+    return AcceleratorRoom(
+        accelerator.uuid,
+        accelerator.kind,
+        accelerator.memory_bytes,
+        promise.reserved_bytes,
+        _quarantine_of(accelerator),
+        accelerator.split,
+        margin_bytes(accelerator.memory_bytes),
+        accelerator.parent_uuid,
+        accelerator.profile,
+        frozenset(promise.copies),
+        promise.replicas,
+        promise.mps_replicas,
+        promise.mps_percent,
+    )
 
 
 def _quarantine_of(accelerator: Accelerator) -> str:
@@ -329,4 +391,5 @@ def _wanted(replica: Replica) -> WantedReplica:
         drain_seconds=float(deployment.drain_seconds),
         start_seconds=float(deployment.start_seconds),
         stall_seconds=float(deployment.stall_seconds),
+        mps=wish_of(deployment).mps,
     )

@@ -18,6 +18,7 @@ from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.inventory.models import Accelerator, Node, NodeHardware
 from exaserve_ops.inventory.services import record_hello
 from exaserve_ops.serving.domain.placement import PlacementRequest, Refusal, choose_placement
+from exaserve_ops.serving.domain.reservation import margin_bytes
 from exaserve_ops.serving.selectors import node_rooms
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.world import GIB, NOW, client_with_key, make_deployment, make_node, make_user
@@ -83,7 +84,7 @@ def test_card_in_mig_mode_takes_no_replica_but_its_slices_do(
     slices = Accelerator.objects.filter(node=node, parent_uuid__in=cards)
     assert slices.count() >= 2
     rooms = node_rooms(make_deployment().pk, now=NOW)
-    biggest_slice = max(part.memory_bytes for part in slices)
+    biggest_slice = max(part.memory_bytes - margin_bytes(part.memory_bytes) for part in slices)
     asked = PlacementRequest(engine="torch", memory_bytes=biggest_slice)
     whole = {a.uuid for a in Accelerator.objects.filter(node=node, split=False, parent_uuid="")}
     only_mig = tuple(

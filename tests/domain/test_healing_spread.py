@@ -50,7 +50,7 @@ def fill(nodes: tuple[NodeRoom, ...], count: int, request: PlacementRequest) -> 
     for _ in range(count):
         choice = choose_placement(request, tuple(by_id.values()))
         assert isinstance(choice, Placement)
-        by_id[choice.node_id] = by_id[choice.node_id].reserve(choice.accelerator_uuids, 1)
+        by_id[choice.node_id] = by_id[choice.node_id].reserve(choice.accelerator_uuids, request)
     return tuple(by_id.values())
 
 

@@ -15,6 +15,7 @@ from exaserve_ops.serving.domain.placement import (
     PlacementRequest,
     Refusal,
     choose_placement,
+    reserve,
 )
 
 
@@ -110,7 +111,7 @@ def test_replicas_of_one_deployment_spread_evenly(nodes: int, replicas: int, rac
     for _ in range(replicas):
         choice = choose_placement(request, tuple(fleet.values()))
         assert isinstance(choice, Placement)
-        fleet[choice.node_id] = fleet[choice.node_id].reserve(choice.accelerator_uuids, request.bytes_each)
+        fleet[choice.node_id] = fleet[choice.node_id].reserve(choice.accelerator_uuids, request)
     counts = [node.same_deployment for node in fleet.values()]
     assert max(counts) - min(counts) <= 1
     assert sum(counts) == replicas
@@ -128,7 +129,7 @@ def test_filling_the_fleet_never_promises_memory_twice(
             break
         node = rooms_by_id[choice.node_id]
         before = {a.uuid: a.reserved_bytes for a in node.accelerators}
-        rooms_by_id[choice.node_id] = node.reserve(choice.accelerator_uuids, request.bytes_each)
+        rooms_by_id[choice.node_id] = node.reserve(choice.accelerator_uuids, request)
         for a in rooms_by_id[choice.node_id].accelerators:
             assert a.reserved_bytes == before[a.uuid] or a.reserved_bytes <= a.memory_bytes
     else:
@@ -156,6 +157,5 @@ def test_many_at_once_are_placed_as_one_after_the_other(
         expected = choose_placement(replace(request, standby=standby), tuple(rooms.values()))
         assert board.place(standby=standby) == expected
         if isinstance(expected, Placement):
-            rooms[expected.node_id] = rooms[expected.node_id].reserve(
-                expected.accelerator_uuids, request.bytes_each, standby=standby
-            )
+            room = rooms[expected.node_id]
+            rooms[expected.node_id] = reserve(replace(request, standby=standby), expected, room)

@@ -78,3 +78,7 @@ class NodeFacts:
     """`None` where no tool tells."""
     probe_notes: tuple[str, ...] = ()
     """What the probes could not find out, for people."""
+    mps_ready: bool = False
+    """An MPS control daemon answers, so replicas can have MPS shares."""
+    mps_note: str = ""
+    """What keeps MPS from being used, and what to do."""

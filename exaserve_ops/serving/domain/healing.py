@@ -20,6 +20,7 @@ from exaserve_ops.serving.domain.placement import (
     PlacementRequest,
     Refusal,
     choose_placement,
+    reserve,
 )
 from exaserve_ops.serving.domain.steps import Hold, LetGo, Quarantine, Replace, Step
 
@@ -137,10 +138,11 @@ class Healing:
         refusal = budget.refusal(replica, ailment)
         if refusal:
             return Hold(replica.id, refusal)
-        choice = self._choose(self._request(replica, ailment))
+        request = self._request(replica, ailment)
+        choice = self._choose(request)
         if isinstance(choice, Refusal):
             return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice.summary()}")
-        self._reserve(choice, standby=replica.role == "standby")
+        self.rooms[choice.node_id] = reserve(request, choice, self.rooms[choice.node_id])
         budget.spend(replica, ailment)
         why = f"takes the place of {replica.name}: {ailment.why}"
         return Replace(replica.id, choice, replica.role, ailment.cause, why)
@@ -160,11 +162,6 @@ class Healing:
         return replace(
             self.snapshot.request, standby=replica.role == "standby", avoid=frozenset(avoid - {""})
         )
-
-    def _reserve(self, choice: Placement, *, standby: bool) -> None:
-        each = self.snapshot.request.bytes_each
-        room = self.rooms[choice.node_id]
-        self.rooms[choice.node_id] = room.reserve(choice.accelerator_uuids, each, standby=standby)
 
     def _budget(self, kept: Iterable[ReplicaFacts]) -> _Budget:
         doubled = [r for r in kept if r.id in self.cover and _runs(r)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from exaserve_ops.serving.domain.accelerator_wish import MpsShare
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedExit:
@@ -106,3 +108,5 @@ class WantedReplica:
     start_seconds: float = 300.0
     stall_seconds: float = 60.0
     """Requests run and no token comes for so long: restart it. 0: never."""
+    mps: MpsShare | None = None
+    """Its share of its accelerators; `None`: it has them as they are."""

@@ -7,107 +7,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from exaserve_ops.serving.domain.accelerator_wish import WHOLE
+from exaserve_ops.serving.domain.rooms import TAKEN, AcceleratorRoom, NodeRoom, PlacementRequest
+
+__all__ = [
+    "AcceleratorRoom",
+    "NodeRoom",
+    "Placement",
+    "PlacementBoard",
+    "PlacementRequest",
+    "Refusal",
+    "choose_placement",
+    "reserve",
+]
+
 _NOT_NAMED = "not among the deployment's nodes"
-
-
-@dataclass(frozen=True, slots=True)
-class AcceleratorRoom:
-    """One accelerator and what is promised of it already."""
-
-    uuid: str
-    kind: str
-    memory_bytes: int
-    reserved_bytes: int
-    quarantine: str = ""
-    """Why nothing may be placed on it; empty where something may."""
-    split: bool = False
-    """Cut into slices: these are used, never the card that they were cut from."""
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether anything may be placed on it."""
-        return not (self.quarantine or self.split)
-
-    @property
-    def free_bytes(self) -> int:
-        """Memory that no replica has been promised."""
-        return self.memory_bytes - self.reserved_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class NodeRoom:
-    """One node as placement sees it."""
-
-    node_id: str
-    name: str
-    accepts: bool
-    refusal: str
-    """Why it accepts nothing, where it does not: `dead`, `cordoned: kernel update`."""
-    engines: frozenset[str]
-    rack: str
-    accelerators: tuple[AcceleratorRoom, ...]
-    same_deployment: int
-    """Serving replicas of the deployment in question that are here already, and shall stay."""
-    replicas: int
-    same_standby: int = 0
-    """Its standbys that are here already."""
-    draining: str = ""
-    """Why everything here shall move away; empty where it shall not."""
-    drain_is_over: bool = False
-    """The time to move away is up: what is still here goes, replaced or not."""
-    simulated: bool = False
-    """Nothing real runs there."""
-    suspect: bool = False
-    """It misses signs of life: what is ready there may be gone already."""
-
-    @property
-    def domain(self) -> str:
-        """What fails together with it: its rack, or itself where no rack is known."""
-        return f"rack {self.rack}" if self.rack else f"node {self.name}"
-
-    def reserve(self, uuids: Iterable[str], bytes_each: int, *, standby: bool = False) -> NodeRoom:
-        """Return the node with one more replica of the deployment on it."""
-        taken = set(uuids)
-        rooms = tuple(
-            replace(a, reserved_bytes=a.reserved_bytes + bytes_each) if a.uuid in taken else a
-            for a in self.accelerators
-        )
-        return replace(
-            self,
-            accelerators=rooms,
-            same_deployment=self.same_deployment + (not standby),
-            same_standby=self.same_standby + standby,
-            replicas=self.replicas + 1,
-        )
-
-    def quarantined(self, uuids: Iterable[str], why: str) -> NodeRoom:
-        """Return the node without these accelerators to place on."""
-        held = set(uuids)
-        rooms = tuple(replace(a, quarantine=why) if a.uuid in held else a for a in self.accelerators)
-        return replace(self, accelerators=rooms)
-
-
-@dataclass(frozen=True, slots=True)
-class PlacementRequest:
-    """What one replica needs."""
-
-    engine: str
-    memory_bytes: int
-    """Of all its accelerators together."""
-    accelerators: int = 1
-    nodes: tuple[str, ...] = ()
-    """Names of nodes that it may go to; empty is any."""
-    standby: bool = False
-    """It stands for the serving ones, so it goes where few of them are lost with it."""
-    shun: frozenset[str] = frozenset()
-    """Ids of nodes that are taken only if no other will do."""
-    avoid: frozenset[str] = frozenset()
-    """Ids of nodes that are never taken."""
-
-    @property
-    def bytes_each(self) -> int:
-        """Memory needed of each accelerator, rounded up."""
-        return -(-self.memory_bytes // self.accelerators)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +32,11 @@ class Placement:
     node_name: str
     accelerator_uuids: tuple[str, ...]
     why: str
+    reserved_bytes: int = 0
+    """What is promised for it of all its accelerators; a copy of weights that lies there costs nothing."""
+    shares_weights: bool = False
+    opened: str = ""
+    """Why it takes whole cards although its deployment asks for slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +44,16 @@ class Refusal:
     """No node will do; one reason a node."""
 
     reasons: tuple[tuple[str, str], ...]
+    fleet: str = ""
+    """What is the same for all nodes and says it all; empty where each has its own reason."""
 
     def summary(self, *, limit: int = 4) -> str:
         """One line for people: `no nodes`, each node's reason, or of many nodes the one that most give.
 
         It stays the same while single nodes of many come and go: each new text is an event.
         """
+        if self.fleet:
+            return self.fleet
         if not self.reasons:
             return "no nodes have joined"
         told = [pair for pair in self.reasons if pair[1] != _NOT_NAMED] or self.reasons
@@ -140,28 +63,54 @@ class Refusal:
         return f"no node of many will do, mostly: {max(counts, key=lambda reason: (counts[reason], reason))}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """Accelerators of one node that will do, and what they are promised for it."""
+
+    uuids: tuple[str, ...]
+    reserved_bytes: int
+    shares_weights: bool
+
+
 def choose_placement(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement | Refusal:
     """Choose the failure domain that has the least of its fair share, then the node, then most free memory.
 
     A domain's fair share is in proportion to its nodes that may be used; picking the one that lacks
     most of it keeps every domain below its share plus one. Standbys go where the fewest serving ones
-    are. Deterministic: ties go to the lower name. A refusal carries one reason for each node.
+    are. Deterministic: ties go to the lower name. A refusal carries one reason for each node. Where no
+    slice fits a request that may spill over, whole cards are tried.
     """
+    refused: list[Refusal] = []
+    for variant in request.variants():
+        choice = _choose(variant, nodes)
+        if isinstance(choice, Placement):
+            return choice
+        refused.append(choice)
+    return _joined(refused)
+
+
+def reserve(request: PlacementRequest, placement: Placement, room: NodeRoom) -> NodeRoom:
+    """Return the node with a placement of this request on it."""
+    taken = next(v for v in request.variants() if v.opened == placement.opened)
+    return room.reserve(placement.accelerator_uuids, taken)
+
+
+def _choose(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement | Refusal:
     refused: list[tuple[str, str]] = []
-    fitting: list[tuple[NodeRoom, tuple[str, ...]]] = []
+    fitting: list[tuple[NodeRoom, _Fit]] = []
     spread = _Spread(request)
     for node in nodes:
         refusal = _refusal(request, node)
         spread.count(node, usable=not refusal)
-        uuids = refusal or _fit(request, node)
-        if isinstance(uuids, str):
-            refused.append((node.name, uuids))
+        fit = refusal or _fit(request, node)
+        if isinstance(fit, str):
+            refused.append((node.name, fit))
         else:
-            fitting.append((node, uuids))
+            fitting.append((node, fit))
     if not fitting:
-        return Refusal(tuple(sorted(refused)))
-    node, uuids = min(fitting, key=lambda candidate: spread.rank(candidate[0]))
-    return Placement(node.node_id, node.name, uuids, spread.why(node, len(fitting)))
+        return Refusal(tuple(sorted(refused)), request.blocked or _slices_of_fleet(request, nodes))
+    node, fit = min(fitting, key=lambda candidate: spread.rank(candidate[0]))
+    return _placement(request, node, fit, spread.why(node, len(fitting)))
 
 
 class PlacementBoard:
@@ -174,21 +123,30 @@ class PlacementBoard:
     def __init__(self, request: PlacementRequest, rooms: Iterable[NodeRoom]) -> None:
         self._request = request
         self._rooms = {room.node_id: room for room in rooms}
-        self._queues: dict[bool, _Queue] = {}
+        self._queues: dict[PlacementRequest, _Queue] = {}
 
     def place(self, *, standby: bool) -> Placement | Refusal:
         """Choose a place for one more replica and reserve it."""
-        if standby not in self._queues:
-            request = replace(self._request, standby=standby)
-            self._queues[standby] = _Queue(request, self._rooms.values())
-        choice = self._queues[standby].first()
-        if isinstance(choice, Placement):
-            before, bytes_each = self._rooms[choice.node_id], self._request.bytes_each
-            room = before.reserve(choice.accelerator_uuids, bytes_each, standby=standby)
-            self._rooms[choice.node_id] = room
-            for queue in self._queues.values():
-                queue.replace(before, room)
-        return choice
+        refused: list[Refusal] = []
+        for variant in replace(self._request, standby=standby).variants():
+            choice = self._queue(variant).first()
+            if isinstance(choice, Placement):
+                self._take(variant, choice)
+                return choice
+            refused.append(choice)
+        return _joined(refused)
+
+    def _queue(self, request: PlacementRequest) -> _Queue:
+        if request not in self._queues:
+            self._queues[request] = _Queue(request, self._rooms.values())
+        return self._queues[request]
+
+    def _take(self, request: PlacementRequest, choice: Placement) -> None:
+        before = self._rooms[choice.node_id]
+        room = before.reserve(choice.accelerator_uuids, request)
+        self._rooms[choice.node_id] = room
+        for queue in self._queues.values():
+            queue.replace(before, room)
 
 
 class _Queue:
@@ -197,7 +155,7 @@ class _Queue:
     def __init__(self, request: PlacementRequest, rooms: Iterable[NodeRoom]) -> None:
         self._request = request
         self._rooms: dict[str, NodeRoom] = {}
-        self._fitting: dict[str, tuple[str, ...]] = {}
+        self._fitting: dict[str, _Fit] = {}
         self._heaps: dict[tuple[bool, str], list[tuple[tuple[int | str, ...], str, NodeRoom]]] = {}
         self._spread = _Spread(request)
         self._refusal: Refusal | None = None
@@ -209,12 +167,12 @@ class _Queue:
         """The node that is to be taken next, and which of its accelerators."""
         if not self._fitting:
             if self._refusal is None:
-                refused = choose_placement(self._request, tuple(self._rooms.values()))
+                refused = _choose(self._request, tuple(self._rooms.values()))
                 self._refusal = refused if isinstance(refused, Refusal) else Refusal(())
             return self._refusal
         node = min(self._best_of_each(), key=self._spread.rank)
         why = self._spread.why(node, len(self._fitting))
-        return Placement(node.node_id, node.name, self._fitting[node.node_id], why)
+        return _placement(self._request, node, self._fitting[node.node_id], why)
 
     def replace(self, before: NodeRoom, room: NodeRoom) -> None:
         """Take note of what a node has become by a reservation."""
@@ -223,11 +181,11 @@ class _Queue:
 
     def _take_in(self, room: NodeRoom) -> None:
         self._rooms[room.node_id], self._refusal = room, None
-        uuids = _refusal(self._request, room) or _fit(self._request, room)
-        if isinstance(uuids, str):
+        fit = _refusal(self._request, room) or _fit(self._request, room)
+        if isinstance(fit, str):
             self._fitting.pop(room.node_id, None)
             return
-        self._fitting[room.node_id] = uuids
+        self._fitting[room.node_id] = fit
         heap = self._heaps.setdefault((room.node_id in self._request.shun, room.domain), [])
         heapq.heappush(heap, (self._spread.rank_within(room), room.node_id, room))
 
@@ -310,22 +268,103 @@ def _refusal(request: PlacementRequest, node: NodeRoom) -> str:
         return "a replica of this deployment failed here"
     if request.engine not in node.engines:
         return f"its agent has no engine '{request.engine}'"
+    return request.blocked or _lacks(request, node)
+
+
+def _lacks(request: PlacementRequest, node: NodeRoom) -> str:
+    """What the node does not have at all, taken or free; empty where it has it."""
+    if request.wish.mps is not None and node.mps_problem:
+        return f"no MPS here: {node.mps_problem}"
+    if request.wish.wants_slice and not any(a.suits(request) for a in node.accelerators):
+        least = request.wish.slice_memory_bytes
+        return f"has no {request.wish.noun}{f' of {_mib(least)} MiB or more' if least else ''}"
     return ""
 
 
-def _fit(request: PlacementRequest, node: NodeRoom) -> tuple[str, ...] | str:
+def _fit(request: PlacementRequest, node: NodeRoom) -> _Fit | str:
     """Return the accelerators to use, or why those of the node will not do."""
-    usable = [a for a in node.accelerators if a.is_usable]
-    if len(usable) < request.accelerators:
-        barred = [f"; {a.uuid} is quarantined: {a.quarantine}" for a in node.accelerators if a.quarantine]
-        barred += [f"; {a.uuid} is in MIG mode: its slices count" for a in node.accelerators if a.split]
-        return f"has {len(usable)} accelerators, needs {request.accelerators}{''.join(barred)}"
-    free = sorted(usable, key=lambda a: (-a.free_bytes, a.uuid))
-    chosen = [a for a in free if a.free_bytes >= request.bytes_each][: request.accelerators]
-    if len(chosen) < request.accelerators:
-        most = free[0].free_bytes
-        return f"needs {_mib(request.bytes_each)} MiB an accelerator, at most {_mib(most)} MiB is free"
-    return tuple(a.uuid for a in chosen)
+    suitable = [a for a in node.accelerators if a.suits(request)]
+    if len(suitable) < request.accelerators:
+        return _too_few(request, node, len(suitable))
+    objections = [a.objection(request) for a in suitable]
+    fitting = [a for a, objection in zip(suitable, objections, strict=True) if not objection]
+    if len(fitting) < request.accelerators:
+        return _no_room(request, suitable, objections)
+    chosen = sorted(fitting, key=lambda a: _order(request, a))[: request.accelerators]
+    return _Fit(
+        tuple(a.uuid for a in chosen),
+        sum(a.cost_bytes(request) for a in chosen),
+        all(a.holds_copy(request) for a in chosen),
+    )
+
+
+def _order(request: PlacementRequest, room: AcceleratorRoom) -> tuple[int, int, int, str]:
+    """Which of a node's accelerators first: those that MPS shares already, then who keeps most free.
+
+    Of slices the smallest: a large one is for who needs it.
+    """
+    size = room.memory_bytes if request.wish.wants_slice else 0
+    return (-room.mps_percent, size, room.cost_bytes(request) - room.free_bytes, room.uuid)
+
+
+def _too_few(request: PlacementRequest, node: NodeRoom, found: int) -> str:
+    barred = [f"; {a.uuid} is quarantined: {a.quarantine}" for a in node.accelerators if a.quarantine]
+    barred += [f"; {a.uuid} is in MIG mode: its slices count" for a in node.accelerators if a.split]
+    noun = "whole cards" if request.wish.kind == WHOLE else "accelerators"
+    return f"has {found} {noun}, needs {request.accelerators}{''.join(barred)}"
+
+
+def _no_room(
+    request: PlacementRequest, suitable: Sequence[AcceleratorRoom], objections: Sequence[str]
+) -> str:
+    """The objection of what comes nearest to fitting, or that all slices are taken."""
+    if all(objection == TAKEN for objection in objections):
+        return _taken(len(suitable), request)
+    pairs = [(a, objection) for a, objection in zip(suitable, objections, strict=True) if objection]
+    untaken = [pair for pair in pairs if pair[1] != TAKEN]
+    nearest = max(untaken or pairs, key=lambda pair: (pair[0].free_bytes, pair[0].uuid))
+    return _taken(1, request) if nearest[1] == TAKEN else nearest[1]
+
+
+def _taken(count: int, request: PlacementRequest, where: str = "") -> str:
+    """Such as `2 slices 3g.40gb in the fleet, both taken`."""
+    noun = f"{'slice' if count == 1 else 'slices'} {request.wish.profile}".strip()
+    which = {1: "taken", 2: "both taken"}.get(count, "all taken")
+    return f"{count} {noun}{where}, {which}"
+
+
+def _joined(refused: Sequence[Refusal]) -> Refusal:
+    """What is said where neither what is asked for nor what may be taken instead has room."""
+    first, *others = refused
+    if not others:
+        return first
+    instead = "; ".join(f"opened, too: {refusal.summary()}" for refusal in others)
+    return replace(first, fleet=f"{first.summary()}; {instead}")
+
+
+def _slices_of_fleet(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> str:
+    """What is to be said once for all nodes: there is no such slice, or all are taken. Else empty."""
+    wish = request.wish
+    if not wish.wants_slice:
+        return ""
+    slices = [
+        a for node in nodes if not _refusal(request, node) for a in node.accelerators if a.suits(request)
+    ]
+    if not slices:
+        return f"no node that may be used has a {wish.noun}" if nodes else ""
+    if all(a.objection(request) == TAKEN for a in slices):
+        return _taken(len(slices), request, " in the fleet")
+    return ""
+
+
+def _placement(request: PlacementRequest, node: NodeRoom, fit: _Fit, spread_why: str) -> Placement:
+    words = [request.opened] if request.opened else []
+    if fit.shares_weights:
+        words.append(f"its weights lie there already, it adds {_mib(fit.reserved_bytes)} MiB")
+    why = "; ".join([spread_why, *words])
+    return Placement(
+        node.node_id, node.name, fit.uuids, why, fit.reserved_bytes, fit.shares_weights, request.opened
+    )
 
 
 def _mib(count: int) -> int:

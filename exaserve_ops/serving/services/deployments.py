@@ -14,6 +14,7 @@ from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.models import Deployment, Model
 from workers.protocol.confidential import find_secret
@@ -34,7 +35,12 @@ BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
 LEAST_START_SECONDS = 300
 SLOW_READ_BYTES_PER_SECOND = 100 << 20
 _PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow")
-CHANGEABLE = frozenset({*_PLAIN, "start_seconds", "nodes"})
+_POOL = ("spill", "spill_reason")
+_PLACES = ("accelerator", "slice_memory_bytes", *_POOL)
+"""Where new replicas may go; those that run stay where they are."""
+_ASKED = (*_PLACES, "mps_thread_percent", "mps_memory_bytes")
+"""What is asked of accelerators, as `read_wish` takes it."""
+CHANGEABLE = frozenset({*_PLAIN, *_PLACES, "start_seconds", "nodes"})
 _ENGINE_OPTION_TYPES = (str, int, float, bool)
 
 
@@ -56,6 +62,16 @@ class DeploymentWish:
     stall_seconds: int = 60
     standbys: int = 0
     drain_slow: bool = False
+    accelerator: str = ANY
+    """`any`, `whole`, `slice` or `slice:3g.40gb`."""
+    slice_memory_bytes: int = 0
+    """Least memory of a slice."""
+    mps_thread_percent: int = 0
+    mps_memory_bytes: int = 0
+    """Of each accelerator; 0 with the one above: no MPS share."""
+    spill: bool = False
+    """Whole cards may be taken while no slice is free, for `spill_reason`."""
+    spill_reason: str = ""
 
 
 @transaction.atomic
@@ -69,6 +85,10 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     _check_engine(wish.engine)
     _check_options(wish.engine_options)
     _check_served_name(wish.served_name or model.name, model)
+    memory_bytes = wish.replica_memory_bytes or _default_memory_bytes(model)
+    asked = _asked_of(
+        {name: getattr(wish, name) for name in _ASKED}, memory_bytes, wish.accelerators_per_replica
+    )
     try:
         with transaction.atomic():
             deployment = Deployment.objects.create(
@@ -78,9 +98,9 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
                 replicas=wish.replicas,
                 engine=wish.engine,
                 engine_options=dict(wish.engine_options),
-                replica_memory_bytes=wish.replica_memory_bytes or _default_memory_bytes(model),
+                replica_memory_bytes=memory_bytes,
                 accelerators_per_replica=wish.accelerators_per_replica,
-                placement={"nodes": list(wish.nodes)} if wish.nodes else {},
+                placement=asked | ({"nodes": list(wish.nodes)} if wish.nodes else {}),
                 drain_seconds=wish.drain_seconds,
                 start_seconds=wish.start_seconds or default_start_seconds(model),
                 stall_seconds=wish.stall_seconds,
@@ -159,16 +179,54 @@ def update_deployment(
         setattr(deployment, name, changes.get(name, getattr(deployment, name)))
     if "start_seconds" in changes:
         deployment.start_seconds = changes["start_seconds"] or default_start_seconds(deployment.model)
-    if "nodes" in changes:
-        deployment.placement = {"nodes": list(changes["nodes"])} if changes["nodes"] else {}
+    deployment.placement = _changed_placement(deployment, changes)
     after = _wish_of(deployment)
     if after == before:
         return deployment
     _raise_generation(deployment, now, [*_PLAIN, "start_seconds", "placement"])
     changed = ", ".join(f"{k} {before[k]} to {after[k]}" for k in after if after[k] != before[k])
-    event = "scaled" if changes.keys() <= {"replicas", "standbys"} else "changed"
-    _record(deployment, event, actor, now, changed + (f": {reason}" if reason else ""))
+    _record(deployment, _event_of(before, after), actor, now, changed + (f": {reason}" if reason else ""))
     return deployment
+
+
+def _changed_placement(deployment: Deployment, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nodes and accelerators as they are asked for now. Raises `InvalidInputError`."""
+    before = deployment.placement
+    nodes = list(changes.get("nodes", before.get("nodes", ())))
+    asked = {name: changes.get(name, before.get(name)) for name in _ASKED}
+    if changes.get("spill") is False:
+        asked["spill_reason"] = changes.get("spill_reason", "")  # closed: why it was open is history
+    asked = {name: value for name, value in asked.items() if value is not None}
+    return _asked_of(asked, deployment.replica_memory_bytes, deployment.accelerators_per_replica) | (
+        {"nodes": nodes} if nodes else {}
+    )
+
+
+def _asked_of(asked: Mapping[str, Any], memory_bytes: int, accelerators: int) -> dict[str, Any]:
+    """What is asked of accelerators, checked; what is as usual is left out. Raises `InvalidInputError`."""
+    try:
+        wish = read_wish(**asked)
+        check_size(wish, memory_bytes=memory_bytes, accelerators=accelerators)
+    except WishError as error:
+        raise InvalidInputError(error.field, str(error)) from error
+    mps = wish.mps or MpsShare()
+    recorded = {
+        "accelerator": "" if wish.text == ANY else wish.text,
+        "slice_memory_bytes": wish.slice_memory_bytes,
+        "mps_thread_percent": mps.thread_percent,
+        "mps_memory_bytes": mps.memory_bytes,
+        "spill": bool(wish.spill_reason),
+        "spill_reason": wish.spill_reason,
+    }
+    return {name: value for name, value in recorded.items() if value}
+
+
+def _event_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """What a change is called."""
+    changed = {name for name in after if after[name] != before[name]}
+    if changed <= {*_POOL}:
+        return "pool_opened" if after["spill"] else "pool_closed"
+    return "scaled" if changed <= {"replicas", "standbys"} else "changed"
 
 
 @transaction.atomic
@@ -294,4 +352,5 @@ def _wish_of(deployment: Deployment) -> dict[str, Any]:
         **{name: getattr(deployment, name) for name in _PLAIN},
         "start_seconds": deployment.start_seconds,
         "nodes": deployment.placement.get("nodes", []),
+        **{name: deployment.placement.get(name, "") for name in _PLACES},
     }

@@ -1,0 +1,175 @@
+"""How the memory of replicas counts on an accelerator: what is held once, what each, what is claimed. Pure.
+
+Every sum that is planned with is made here, so that no two places count differently.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from exaserve_ops.serving.domain.accelerator_wish import MpsShare
+
+MARGIN_RATIO = 0.02
+"""Part of every accelerator that is never planned with: contexts, fragmentation, what nobody counts."""
+CPU = "cpu"
+_MILLION = 1_000_000
+_MARGIN_MILLIONTHS = round(MARGIN_RATIO * _MILLION)
+_SHARED_ON = frozenset({CPU})
+"""Kinds of accelerators on which the torch engine maps one copy of the weights for all replicas."""
+_TYPE_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
+"""Of one parameter on a CPU, where `auto` computes in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRule:
+    """An engine that takes a share of the whole accelerator, whatever its model needs."""
+
+    option: str
+    default_ratio: float
+    beside_ratio: float = 0.0
+    """What it takes beyond the share, for activations and graphs."""
+
+
+CLAIM_RULES: Mapping[str, ClaimRule] = {
+    # Each vLLM process counts its own memory only, so shares of one card add up.
+    "vllm": ClaimRule("gpu_memory_utilization", 0.92),
+    # SGLang's share is weights and KV alone; without one it takes most of what it finds.
+    "sglang": ClaimRule("mem_fraction_static", 0.88, beside_ratio=0.10),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How one replica's memory counts, beyond being so many bytes."""
+
+    copy: str = ""
+    """Names weights that all who name them hold once on an accelerator; empty: weights of its own."""
+    copy_bytes: int = 0
+    """Size of that copy: part of what a replica needs of each accelerator."""
+    claimed_millionths: int = 0
+    """Of an accelerator that is no CPU, this share is taken. 0: what is needed and no more."""
+    mps: MpsShare | None = None
+
+    def copy_on(self, kind: str) -> str:
+        """Name of the copy that it shares on an accelerator of this kind; empty where it shares none."""
+        return self.copy if kind in _SHARED_ON else ""
+
+    def own_bytes(self, needed_bytes: int, *, kind: str, total_bytes: int) -> int:
+        """What it alone adds to an accelerator, beside a copy that it shares.
+
+        `needed_bytes`: of this accelerator, weights included; `total_bytes`: the accelerator's size.
+        """
+        if self.claimed_millionths and kind != CPU:
+            return max(self.claimed_bytes(total_bytes), needed_bytes)
+        if self.mps is not None and self.mps.memory_bytes:
+            return max(self.mps.memory_bytes, needed_bytes)
+        return needed_bytes - self.copy_bytes if self.copy_on(kind) else needed_bytes
+
+    def claimed_bytes(self, total_bytes: int) -> int:
+        """The share of an accelerator of this size that the engine takes. Rounded down: shares add up."""
+        return total_bytes * self.claimed_millionths // _MILLION
+
+
+PLAIN = Terms()
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one live replica holds of one accelerator."""
+
+    uuid: str
+    needed_bytes: int
+    """Of this accelerator, weights included."""
+    terms: Terms = PLAIN
+
+
+@dataclass(slots=True)
+class Promise:
+    """All that is promised of one accelerator."""
+
+    reserved_bytes: int = 0
+    replicas: int = 0
+    mps_replicas: int = 0
+    mps_percent: int = 0
+    copies: dict[str, int] = field(default_factory=dict)
+    """Size of each copy of weights that lies there, by its name."""
+
+
+NOTHING_PROMISED = Promise()
+"""Of an accelerator that nobody holds. Nobody changes it."""
+
+
+def tally(holdings: Iterable[Holding], sizes: Mapping[str, tuple[str, int]]) -> dict[str, Promise]:
+    """Add up what is promised of each accelerator, in whatever order. `sizes`: kind and bytes by UUID.
+
+    A copy of weights counts once while anybody who shares it is left, and is gone with the last one.
+    """
+    promises: dict[str, Promise] = {}
+    for held in holdings:
+        kind, total_bytes = sizes.get(held.uuid, (CPU, 0))
+        terms = held.terms
+        promise = promises.setdefault(held.uuid, Promise())
+        promise.replicas += 1
+        promise.reserved_bytes += terms.own_bytes(held.needed_bytes, kind=kind, total_bytes=total_bytes)
+        name = terms.copy_on(kind)
+        if name and name not in promise.copies:
+            promise.copies[name] = terms.copy_bytes
+            promise.reserved_bytes += terms.copy_bytes
+        if terms.mps is not None:
+            promise.mps_replicas += 1
+            promise.mps_percent += terms.mps.thread_percent
+    return promises
+
+
+def margin_bytes(total_bytes: int) -> int:
+    """What of an accelerator of this size is never planned with."""
+    return total_bytes * _MARGIN_MILLIONTHS // _MILLION
+
+
+def terms_of(
+    engine: str,
+    options: Mapping[str, object],
+    *,
+    digest: str,
+    parameter_count: int | None,
+    needed_bytes: int,
+    mps: MpsShare | None = None,
+) -> Terms:
+    """Return how a replica of such a deployment counts. `needed_bytes`: of each of its accelerators."""
+    rule = CLAIM_RULES.get(engine)
+    if rule is not None:
+        return Terms(claimed_millionths=_claimed_millionths(rule, options), mps=mps)
+    size = _TYPE_BYTES.get(str(options.get("dtype", "auto")))
+    shares = engine == "torch" and options.get("weights", "shared") == "shared"
+    if not (shares and size and digest and parameter_count):
+        return Terms(mps=mps)
+    # Never more than it needs in all: a wish that is too small for its weights must not come out negative.
+    copy_bytes = min(parameter_count * size, needed_bytes)
+    return Terms(f"{digest}/{size}/{copy_bytes}", copy_bytes, mps=mps)
+
+
+def _claimed_millionths(rule: ClaimRule, options: Mapping[str, object]) -> int:
+    given = options.get(rule.option, _from_arguments(rule.option, str(options.get("extra_arguments", ""))))
+    try:
+        ratio = rule.default_ratio if given is None else float(str(given))
+    except ValueError:
+        ratio = rule.default_ratio  # the engine's adapter refuses it by name
+    whole = ratio + rule.beside_ratio
+    if rule.beside_ratio:
+        whole = min(whole, max(ratio, 1 - MARGIN_RATIO))
+    return round(whole * _MILLION)
+
+
+def _from_arguments(option: str, text: str) -> str | None:
+    """The option's value among further arguments, in any spelling that the engines take."""
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return None
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and name.lstrip("-").replace("-", "_") == option:
+            return value if equals else next(iter(words[place + 1 :]), None)
+    return None
