@@ -156,7 +156,12 @@ def make_subject(name: str, *, prompts: int, seed: int = 0) -> SubjectModel:
         reference.save_pretrained(folder)
         ours = read_model_config(Path(folder))
         weights = load_weights(
-            Path(folder), ours, device=CPU, dtype=torch.float32, on_progress=lambda _: None
+            Path(folder),
+            ours,
+            device=CPU,
+            dtype=torch.float32,
+            on_progress=lambda _: None,
+            pack_matrices=True,
         )
     pool = allocate_pool(ours, MOST_BLOCKS, dtype=torch.float32, device=CPU)
     known = [Known(p, answer) for p, answer in zip(drawn, answers, strict=True) if answer is not None]
@@ -280,8 +285,8 @@ class ScheduleRun:
         holders = self._count_holders()
         if holders != self._allocator._references:  # noqa: SLF001 - the books that are checked
             raise ScheduleError("the allocator counts other holders than there are")
-        cached = self._allocator._idle  # noqa: SLF001 - the books that are checked
-        if holders.keys() & cached.keys():
+        cached = set(self._allocator._idle)  # noqa: SLF001 - the books that are checked
+        if holders.keys() & cached:
             raise ScheduleError("a held block may be evicted")
         free = [block for block in range(self._blocks) if block not in holders and block not in cached]
         use = self._allocator.use()

@@ -15,6 +15,7 @@ from workers.engines.torch_engine.kv_pool import allocate_pool
 from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.sampling import Sampler, sample_tokens
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits, Sequence
+from workers.engines.torch_engine.shared_weights import CopyKind, map_weights
 from workers.engines.torch_engine.weights import load_weights
 
 CPU = torch.device("cpu")
@@ -45,11 +46,28 @@ class Bench:
 
     def __init__(self, model_dir: Path) -> None:
         config = read_model_config(model_dir)
-        weights = load_weights(model_dir, config, device=CPU, dtype=torch.float32, on_progress=lambda _: None)
+        weights = load_weights(
+            model_dir,
+            config,
+            device=CPU,
+            dtype=torch.float32,
+            on_progress=lambda _: None,
+            pack_matrices=True,
+        )
+        self.config, self.model_dir = config, model_dir
         pool = allocate_pool(config, POOL_BLOCKS, dtype=torch.float32, device=CPU)
         self.decoder = Decoder(config, weights, pool)
         self.vocabulary_size = config.vocabulary_size
         self.reference = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+
+    def decoder_on_shared_weights(self, cache: Path, *, packed: bool) -> Decoder:
+        """A decoder as a replica has it that maps the node's copy of the weights."""
+        kind = CopyKind(torch.float32, packed=packed)
+        weights = map_weights(
+            cache, self.model_dir, self.config, kind, model_digest="", on_progress=lambda _: None
+        )
+        pool = allocate_pool(self.config, POOL_BLOCKS, dtype=torch.float32, device=CPU)
+        return Decoder(self.config, weights, pool)
 
     def run(
         self, prompts: Sequences[Prompt], limits: SchedulerLimits, *, blocks: int = POOL_BLOCKS

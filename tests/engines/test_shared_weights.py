@@ -14,19 +14,23 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.engines.conftest import wait_until
 from workers.engines.torch_engine.config import read_model_config
-from workers.engines.torch_engine.shared_weights import NoRoomError, map_weights
-from workers.engines.torch_engine.weights import LayerWeights, ModelWeights, load_weights
+from workers.engines.torch_engine.engine import TorchEngine
+from workers.engines.torch_engine.packing import PackedWeight
+from workers.engines.torch_engine.settings import EngineSettings
+from workers.engines.torch_engine.shared_weights import CopyKind, NoRoomError, map_weights
+from workers.engines.torch_engine.weights import LayerWeights, Matrix, ModelWeights, load_weights
 
 CPU = torch.device("cpu")
 HOLD = """
 import sys, torch
 from pathlib import Path
 from workers.engines.torch_engine.config import read_model_config
-from workers.engines.torch_engine.shared_weights import map_weights
+from workers.engines.torch_engine.shared_weights import CopyKind, map_weights
 cache, model = map(Path, sys.argv[1:])
-weights = map_weights(cache, model, read_model_config(model), dtype=torch.float32, model_digest="m",
-                      on_progress=lambda _: None)
+weights = map_weights(cache, model, read_model_config(model), CopyKind(torch.float32, packed=True),
+                      model_digest="m", on_progress=lambda _: None)
 print(float(weights.embedding.sum()), flush=True)
 sys.stdin.read()
 """
@@ -42,6 +46,7 @@ def mapped(
     model: Path,
     *,
     dtype: torch.dtype = torch.float32,
+    packed: bool = True,
     digest: str = "m",
     free_bytes: Callable[[Path], int] = lambda folder: shutil.disk_usage(folder).free,
 ) -> ModelWeights:
@@ -49,7 +54,7 @@ def mapped(
         cache,
         model,
         read_model_config(model),
-        dtype=dtype,
+        CopyKind(dtype, packed=packed),
         model_digest=digest,
         on_progress=lambda _: None,
         free_bytes=free_bytes,
@@ -61,7 +66,7 @@ def the_copy(cache: Path) -> Path:
     return path
 
 
-def all_tensors(weights: ModelWeights) -> Iterator[torch.Tensor]:
+def all_tensors(weights: ModelWeights) -> Iterator[Matrix]:
     yield from (weights.embedding, weights.norm, weights.head)
     for layer in weights.layers:
         values = (getattr(layer, field.name) for field in fields(LayerWeights))
@@ -70,17 +75,29 @@ def all_tensors(weights: ModelWeights) -> Iterator[torch.Tensor]:
 
 def assert_equal_weights(one: ModelWeights, other: ModelWeights) -> None:
     for first, second in zip(all_tensors(one), all_tensors(other), strict=True):
-        assert torch.equal(first, second)
+        if isinstance(first, PackedWeight):
+            assert isinstance(second, PackedWeight)
+            assert (first.layout, bytes(first.content)) == (second.layout, bytes(second.content))
+        else:
+            assert isinstance(second, torch.Tensor)
+            assert torch.equal(first, second)
 
 
-def own_weights(model: Path, dtype: torch.dtype = torch.float32) -> ModelWeights:
+def own_weights(model: Path, dtype: torch.dtype = torch.float32, *, packed: bool = True) -> ModelWeights:
     config = read_model_config(model)
-    return load_weights(model, config, device=CPU, dtype=dtype, on_progress=lambda _: None)
+    return load_weights(
+        model, config, device=CPU, dtype=dtype, on_progress=lambda _: None, pack_matrices=packed
+    )
 
 
+@pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_mapped_weights_equal_loaded_ones(demo_model: Path, cache: Path, dtype: torch.dtype) -> None:
-    assert_equal_weights(mapped(cache, demo_model, dtype=dtype), own_weights(demo_model, dtype))
+def test_mapped_weights_equal_loaded_ones(
+    demo_model: Path, cache: Path, dtype: torch.dtype, packed: bool
+) -> None:
+    own = own_weights(demo_model, dtype, packed=packed)
+    assert_equal_weights(mapped(cache, demo_model, dtype=dtype, packed=packed), own)
+    assert isinstance(own.layers[0].down, PackedWeight) is packed
 
 
 def test_second_replica_reads_nothing_of_the_model(demo_model: Path, cache: Path, tmp_path: Path) -> None:
@@ -95,13 +112,46 @@ def test_types_and_models_have_copies_of_their_own(demo_model: Path, cache: Path
     mapped(cache, demo_model)
     mapped(cache, demo_model, dtype=torch.bfloat16)
     mapped(cache, demo_model, digest="another")
+    mapped(cache, demo_model, packed=False)
+    assert len(list(cache.glob("*.safetensors"))) == 4
+
+
+def test_another_processor_has_a_copy_of_its_own(
+    demo_model: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped(cache, demo_model)
+    mapped(cache, demo_model, packed=False)
+    # What oneDNN reads at its start to pretend to be on an older processor.
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    mapped(cache, demo_model)
+    mapped(cache, demo_model, packed=False)
     assert len(list(cache.glob("*.safetensors"))) == 3
+
+
+def test_type_that_cannot_be_packed_is_shared_plain(
+    demo_model: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = EngineSettings(
+        demo_model, "m", device="cpu", dtype="float16", num_blocks=8, threads=1, weights_cache=cache
+    )
+    engine = TorchEngine(settings, read_model_config(demo_model))
+    engine.start()
+    try:
+        wait_until(lambda: engine.readiness().status != "loading")
+        assert engine.readiness().status == "ready", caplog.text
+    finally:
+        engine.stop()
+    assert "shared weights are not packed: oneDNN does not multiply torch.float16" in caplog.text
+    assert the_copy(cache).exists()
 
 
 def test_scribbling_on_the_weights_harms_nobody_else(demo_model: Path, cache: Path) -> None:
     victim, culprit = mapped(cache, demo_model), mapped(cache, demo_model)
     culprit.embedding.fill_(float("nan"))
-    culprit.layers[0].down.zero_()
+    down = culprit.layers[0].down
+    assert isinstance(down, PackedWeight)
+    assert down.memory is not None
+    down.memory.zero_()
     assert_equal_weights(victim, own_weights(demo_model))
     assert_equal_weights(mapped(cache, demo_model), victim)
 

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from tests.engines.reference import Bench, Prompt
-from workers.engines.torch_engine.scheduler import SchedulerLimits
+from workers.engines.torch_engine.scheduler import Chunk, SchedulerLimits, Sequence
 
 ROOMY = SchedulerLimits(max_sequences=16, max_batched_tokens=512)
 
@@ -136,6 +136,31 @@ def test_every_family_member_and_spelling(name: str, tmp_path: Path) -> None:
     outcome = variant.run(prompts, SchedulerLimits(4, 32))
     for prompt, generated in zip(prompts, outcome.generated, strict=True):
         variant.assert_greedy(prompt, generated)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama_llama3_rope", "llama_linear_rope_tied_biased", "qwen2", "qwen3", "qwen2_window_in_upper_layers"],
+)
+def test_shared_weights_compute_bit_for_bit_what_private_ones_do(name: str, tmp_path: Path) -> None:
+    kind, config = VARIANTS[name]
+    torch.manual_seed(3)
+    kind(config).save_pretrained(tmp_path)
+    variant = Bench(tmp_path)
+    chunks = [
+        Chunk(
+            Sequence(str(n), list(prompt.tokens), blocks=[4 * n, 4 * n + 1, 4 * n + 2]), 0, len(prompt.tokens)
+        )
+        for n, prompt in enumerate(prompts_of(variant.vocabulary_size, [1, 17, 40, 48]))
+    ]
+    logits = {
+        packed: decoder.forward(decoder.lay_out(chunks))
+        for packed in (True, False)
+        for decoder in [variant.decoder_on_shared_weights(tmp_path / "shared", packed=packed)]
+    }
+    own = variant.decoder.forward(variant.decoder.lay_out(chunks))
+    assert torch.equal(logits[True], own)
+    torch.testing.assert_close(logits[False], own)
 
 
 def test_prefix_hit_changes_no_token(bench: Bench) -> None:

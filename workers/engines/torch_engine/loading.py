@@ -14,9 +14,10 @@ from workers.engines.torch_engine.engine_loop import EngineLoop
 from workers.engines.torch_engine.kv_memory import open_kv_memory
 from workers.engines.torch_engine.kv_pool import choose_pool_blocks
 from workers.engines.torch_engine.model import Decoder
+from workers.engines.torch_engine.packing import PackingError, packs_to_bytes
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
 from workers.engines.torch_engine.settings import EngineSettings
-from workers.engines.torch_engine.shared_weights import map_weights
+from workers.engines.torch_engine.shared_weights import CopyKind, map_weights
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.engines.torch_engine.weights import ModelWeights, load_weights
 
@@ -53,17 +54,16 @@ def load_engine(
     dtype = choose_dtype(settings.dtype, config, device)
     log.info("device %s, %s, %d threads", device, dtype, torch.get_num_threads())
     weights, shared = _load_weights(settings, config, device, dtype, on_progress)
-    # Packing copies weights into memory of this process, which is what sharing them saves.
-    pack = device.type == "cpu" and not shared
     weights_bytes = weights.total_bytes
-    if pack and config.tied_embeddings:
-        weights_bytes += weights.head.nbytes  # looked up in one layout, multiplied with in another
+    if shared and config.tied_embeddings and weights.head is not weights.embedding:
+        # The packed head lies on the node once, and each replica's budget has a whole model in it.
+        weights_bytes -= weights.head.nbytes
     blocks = choose_pool_blocks(config, dtype, device, settings, weights_bytes=weights_bytes)
     memory = open_kv_memory(settings, config, blocks, dtype=dtype, device=device)
     budget = settings.max_num_batched_tokens or _STEP_TOKENS.get(device.type, 512)
     limits = SchedulerLimits(settings.max_num_seqs, max(budget, settings.max_num_seqs))
     loop = EngineLoop(
-        Decoder(config, weights, memory.pool, pack_weights=pack),
+        Decoder(config, weights, memory.pool),
         tokenizer,
         memory.allocator,
         Scheduler(memory.allocator, limits, salt=settings.model_name.encode(), room=memory.room),
@@ -85,21 +85,31 @@ def _load_weights(
     Returns the weights and whether they are the node's copy.
     """
     if settings.weights_cache is not None and device.type == "cpu":
+        obstacle = packs_to_bytes(dtype)
+        if obstacle:
+            log.warning("shared weights are not packed: %s", obstacle)
         try:
             weights = map_weights(
                 settings.weights_cache,
                 settings.model_dir,
                 config,
-                dtype=dtype,
+                CopyKind(dtype, packed=not obstacle),
                 model_digest=settings.model_digest,
                 on_progress=on_progress,
             )
-        except OSError as error:
+        except (OSError, PackingError) as error:
             # A replica with weights of its own is dearer, but it serves.
             log.warning("weights are not shared: %s", error)
         else:
             return weights, True
-    own = load_weights(settings.model_dir, config, device=device, dtype=dtype, on_progress=on_progress)
+    own = load_weights(
+        settings.model_dir,
+        config,
+        device=device,
+        dtype=dtype,
+        on_progress=on_progress,
+        pack_matrices=True,
+    )
     return own, False
 
 

@@ -40,19 +40,14 @@ class Decoder:
     copies keys or values to repeat them.
     """
 
-    def __init__(
-        self, config: ModelConfig, weights: ModelWeights, pool: KvPool, *, pack_weights: bool = True
-    ) -> None:
-        """Bind weights and pool; both stay on their device.
-
-        With `pack_weights` a CPU multiplies with copies in a faster layout, and `weights` may be let go.
-        """
+    def __init__(self, config: ModelConfig, weights: ModelWeights, pool: KvPool) -> None:
+        """Bind weights and pool; both stay on their device."""
         self._config = config
         self._embedding = weights.embedding
         self._norm = weights.norm
-        self._head = Linear(weights.head, pack=pack_weights)
+        self._head = Linear(weights.head)
         self._layers = tuple(
-            _prepare(layer, window, pack=pack_weights)
+            _prepare(layer, window)
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
         )
         self._pool = pool
@@ -167,17 +162,17 @@ class Decoder:
         return functional.rms_norm(rows, (rows.shape[-1],), weight, self._config.norm_epsilon)
 
 
-def _prepare(layer: LayerWeights, window: int | None, *, pack: bool) -> _Layer:
+def _prepare(layer: LayerWeights, window: int | None) -> _Layer:
     return _Layer(
         window=window,
         input_norm=layer.input_norm,
-        qkv=Linear(layer.qkv, layer.qkv_bias, pack=pack),
+        qkv=Linear(layer.qkv, layer.qkv_bias),
         query_norm=layer.query_norm,
         key_norm=layer.key_norm,
-        output=Linear(layer.output, layer.output_bias, pack=pack),
+        output=Linear(layer.output, layer.output_bias),
         mlp_norm=layer.mlp_norm,
-        gate_up=Linear(layer.gate_up, pack=pack),
-        down=Linear(layer.down, pack=pack),
+        gate_up=Linear(layer.gate_up),
+        down=Linear(layer.down),
     )
 
 

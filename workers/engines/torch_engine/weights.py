@@ -14,9 +14,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from workers.engines.torch_engine.config import ModelConfig
+from workers.engines.torch_engine.packing import PackedWeight, onednn_takes, pack
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
+_MATRICES = frozenset({"qkv", "output", "gate_up", "down", "head"})
+"""What rows are multiplied with; the rest is looked up, added or scaled by."""
+
+Matrix = Tensor | PackedWeight
 
 
 class WeightsError(ValueError):
@@ -28,15 +33,15 @@ class LayerWeights:
     """One decoder layer. Query, key and value are one matrix, and so are gate and up."""
 
     input_norm: Tensor
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     query_norm: Tensor | None
     key_norm: Tensor | None
-    output: Tensor
+    output: Matrix
     output_bias: Tensor | None
     mlp_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,12 @@ class ModelWeights:
     embedding: Tensor
     layers: tuple[LayerWeights, ...]
     norm: Tensor
-    head: Tensor
-    """The embedding itself when the two are tied."""
+    head: Matrix
+    """The embedding itself when the two are tied and it is multiplied with as it lies."""
 
     @property
     def total_bytes(self) -> int:
-        """Memory that the weights take; a tied head takes none of its own."""
+        """Memory that the weights take; a tied head takes some only if it is packed."""
         layers = [getattr(layer, name) for layer in self.layers for name in layer.__slots__]
         tensors = [self.embedding, self.norm, *layers]
         if self.head is not self.embedding:
@@ -74,16 +79,28 @@ class FusedTensor:
         _, (_, *rest) = self.parts[0]
         return (sum(shape[0] for _, shape in self.parts), *rest)
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether rows are multiplied with it, so that it may be packed."""
+        return self.name.rpartition(".")[2] in _MATRICES
 
-def plan_tensors(config: ModelConfig) -> tuple[FusedTensor, ...]:
-    """Name every tensor of a model, layer by layer in the order of use."""
+
+def plan_tensors(config: ModelConfig, *, packed: bool = False) -> tuple[FusedTensor, ...]:
+    """Name every tensor of a model, layer by layer in the order of use.
+
+    With `packed` a tied head is a tensor of its own: rows are looked up in one layout, multiplied with in
+    another.
+    """
     vocabulary, hidden = config.vocabulary_size, config.hidden_size
-    tensors = [FusedTensor("embedding", (("model.embed_tokens.weight", (vocabulary, hidden)),))]
+    embedding = (("model.embed_tokens.weight", (vocabulary, hidden)),)
+    tensors = [FusedTensor("embedding", embedding)]
     for index in range(config.layers):
         tensors += _plan_layer(config, index)
     tensors.append(FusedTensor("norm", (("model.norm.weight", (hidden,)),)))
     if not config.tied_embeddings:
         tensors.append(FusedTensor("head", (("lm_head.weight", (vocabulary, hidden)),)))
+    elif packed:
+        tensors.append(FusedTensor("head", embedding))
     return tuple(tensors)
 
 
@@ -112,18 +129,20 @@ def _plan_layer(config: ModelConfig, index: int) -> Iterator[FusedTensor]:
     yield fused("down", (mlp + "down_proj.weight", (hidden, inner)))
 
 
-def assemble(config: ModelConfig, tensors: Mapping[str, Tensor]) -> ModelWeights:
+def assemble(config: ModelConfig, tensors: Mapping[str, Matrix]) -> ModelWeights:
     """Put the tensors of `plan_tensors`, by name, into their places."""
     names = [field.name for field in fields(LayerWeights)]
-    embedding = tensors["embedding"]
+    embedding, norm = tensors["embedding"], tensors["norm"]
+    if isinstance(embedding, PackedWeight) or isinstance(norm, PackedWeight):
+        raise WeightsError("only matrices are packed")
     return ModelWeights(
         embedding=embedding,
         layers=tuple(
             LayerWeights(**{name: tensors.get(f"{index}.{name}") for name in names})  # type: ignore[arg-type]  # the plan has those that are not optional
             for index in range(config.layers)
         ),
-        norm=tensors["norm"],
-        head=embedding if config.tied_embeddings else tensors["head"],
+        norm=norm,
+        head=tensors.get("head", embedding),
     )
 
 
@@ -134,12 +153,18 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     on_progress: Callable[[float], None],
+    pack_matrices: bool = False,
 ) -> ModelWeights:
-    """Load all weights; `on_progress` hears the part done, 0-1. Raises `WeightsError`."""
-    plan = plan_tensors(config)
-    tensors: dict[str, Tensor] = {}
+    """Load all weights; `on_progress` hears the part done, 0-1. Raises `WeightsError`.
+
+    With `pack_matrices` a CPU gets those that oneDNN multiplies in its own layout.
+    """
+    packed = pack_matrices and device.type == "cpu" and onednn_takes(dtype)
+    plan = plan_tensors(config, packed=packed)
+    tensors: dict[str, Matrix] = {}
     for tensor in read_tensors(model_dir, plan, device=device, dtype=dtype):
-        tensors[plan[len(tensors)].name] = tensor
+        wanted = plan[len(tensors)]
+        tensors[wanted.name] = pack(tensor) if packed and wanted.is_matrix else tensor
         on_progress(len(tensors) / len(plan))
     return assemble(config, tensors)
 
