@@ -1,0 +1,116 @@
+"""`python -m bench.routing [TRACE] --json`: policies of routing on one trace, in virtual time, simulated.
+
+Prints for each policy the share of prompt tokens found in cache, TTFT, goodput (share of requests whose
+first token and rate meet the objective), and how uneven the load was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.routing.policies import POLICIES
+from bench.routing.world import Job, ReplicaModel, SimulatedReplica, World
+from bench.traces import TraceRequest, attainable_hit_ratio, make_conversations, read_trace
+
+TTFT_OBJECTIVE_SECONDS = 3.0
+TPOT_OBJECTIVE_SECONDS = 0.05
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run all policies on one trace."""
+    parser = argparse.ArgumentParser(prog="bench.routing", description=__doc__)
+    parser.add_argument("trace", nargs="?", type=Path, help="a public trace; else conversations are made")
+    parser.add_argument("--replicas", type=int, default=8)
+    parser.add_argument("--speed", type=float, default=1.0, help="arrivals so many times as fast as recorded")
+    parser.add_argument("--kv-blocks", type=int, default=ReplicaModel().kv_blocks)
+    parser.add_argument("--limit", type=int, help="only so many requests")
+    parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    arguments = parser.parse_args(argv)
+    requests = (
+        read_trace(arguments.trace, limit=arguments.limit)
+        if arguments.trace
+        else make_conversations(sessions=600, turns=6, seconds=600, seed=1)[: arguments.limit]
+    )
+    model = ReplicaModel(kv_blocks=arguments.kv_blocks)
+    attainable = attainable_hit_ratio(requests)
+    results = {
+        name: _run(name, requests, arguments.replicas, model, arguments.speed)
+        for name in arguments.policy or POLICIES
+    }
+    for result in results.values():
+        hits = result["hit_ratio"] or 0.0
+        result["hits_of_attainable_ratio"] = hits / attainable if attainable else None
+    report = {
+        "simulated": True,
+        "trace": arguments.trace.name if arguments.trace else "conversations made by this program",
+        "requests": len(requests),
+        "replicas": arguments.replicas,
+        "speed": arguments.speed,
+        "attainable_hit_ratio": attainable,
+        "ttft_objective_seconds": TTFT_OBJECTIVE_SECONDS,
+        "tpot_objective_seconds": TPOT_OBJECTIVE_SECONDS,
+        "policies": results,
+    }
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _print_table(report, results)
+    return 0
+
+
+def _run(
+    name: str, requests: Sequence[TraceRequest], count: int, model: ReplicaModel, speed: float
+) -> dict[str, float | None]:
+    policy = POLICIES[name]()
+    replicas = [SimulatedReplica(f"r{number:04d}", model) for number in range(count)]
+    began = time.process_time()
+    world = World(replicas, policy.pick, on_first_token=policy.on_first_token)
+    jobs = world.run(requests, speed=speed)
+    return {
+        **_figures(jobs),
+        "hit_ratio": sum(r.hit_tokens for r in replicas) / sum(r.prompt_tokens for r in replicas),
+        "imbalance_mean": statistics.fmean(world.imbalance),
+        "served_max_over_mean": max(r.served for r in replicas) * count / len(jobs),
+        "cpu_seconds": time.process_time() - began,
+    }
+
+
+def _figures(jobs: Sequence[Job]) -> dict[str, float | None]:
+    ttft = sorted(job.first_token_at - job.sent_at for job in jobs if job.first_token_at is not None)
+    good = sum(1 for job in jobs if _is_good(job))
+    return {
+        "ttft_p50_seconds": ttft[len(ttft) // 2],
+        "ttft_p95_seconds": ttft[int(len(ttft) * 0.95)],
+        "ttft_p99_seconds": ttft[int(len(ttft) * 0.99)],
+        "ttft_mean_seconds": statistics.fmean(ttft),
+        "goodput_ratio": good / len(jobs),
+    }
+
+
+def _is_good(job: Job) -> bool:
+    if job.first_token_at is None or job.ended_at is None:
+        return False
+    if job.first_token_at - job.sent_at > TTFT_OBJECTIVE_SECONDS:
+        return False
+    gaps = job.request.output_tokens - 1
+    return gaps < 1 or (job.ended_at - job.first_token_at) / gaps <= TPOT_OBJECTIVE_SECONDS
+
+
+def _print_table(report: dict[str, object], results: dict[str, dict[str, float | None]]) -> None:
+    print(f"simulated: {report['requests']} requests of {report['trace']}, {report['replicas']} replicas,")
+    print(f"attainable hit ratio {report['attainable_hit_ratio']:.3f}")
+    columns = ("hit_ratio", "ttft_p50_seconds", "ttft_p99_seconds", "goodput_ratio", "imbalance_mean")
+    print(f"{'policy':<16}" + "".join(f"{name:>18}" for name in columns))
+    for name, result in results.items():
+        print(f"{name:<16}" + "".join(f"{result[column]:>18.3f}" for column in columns))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

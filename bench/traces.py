@@ -1,0 +1,154 @@
+"""Public request traces: read from a file that is given, in the three formats in use.
+
+`mooncake`: JSON lines with `timestamp` (milliseconds), `input_length`, `output_length` (tokens) and
+`hash_ids`, one for each 512 tokens of the prompt; equal ids are equal prefixes.
+`azure`: CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens.
+`burstgpt`: CSV with the columns Timestamp (seconds), Model, Request tokens, Response tokens, Total
+tokens, Log Type.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+MOONCAKE_BLOCK_TOKENS = 512
+
+
+class TraceError(ValueError):
+    """A file that is none of the known formats, or a line of it that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace."""
+
+    at_seconds: float
+    """Since the trace's first request."""
+    prompt_tokens: int
+    output_tokens: int
+    prefix_ids: tuple[int, ...] = ()
+    """One for each block of the prompt; equal leading ids are equal beginnings. Empty: not known."""
+    block_tokens: int = MOONCAKE_BLOCK_TOKENS
+
+
+def read_trace(path: Path, *, limit: int | None = None) -> list[TraceRequest]:
+    """Read a trace, its format told by its first line. Raises `TraceError` or `OSError`."""
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+        lines = itertools.chain([first], file)
+        try:
+            requests = list(itertools.islice(_reader(first)(lines), limit))
+        except (KeyError, ValueError, TypeError) as error:
+            raise TraceError(f"{path.name}: {type(error).__name__}: {error}") from error
+    if not requests:
+        raise TraceError(f"{path.name} has no request")
+    requests.sort(key=lambda request: request.at_seconds)
+    start = requests[0].at_seconds
+    return [_shifted(request, start) for request in requests]
+
+
+def _reader(first: str) -> type[_Mooncake] | type[_Azure] | type[_BurstGpt]:
+    if first.lstrip().startswith("{"):
+        return _Mooncake
+    names = {name.strip().lower() for name in first.split(",")}
+    if {"timestamp", "contexttokens", "generatedtokens"} <= names:
+        return _Azure
+    if {"timestamp", "request tokens", "response tokens"} <= names:
+        return _BurstGpt
+    raise ValueError(f"unknown format; the first line is {first[:80]!r}")
+
+
+class _Mooncake:
+    """JSON lines."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = lines
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        for line in self._lines:
+            if line.strip():
+                row = json.loads(line)
+                yield TraceRequest(
+                    row["timestamp"] / 1000,
+                    int(row["input_length"]),
+                    int(row["output_length"]),
+                    tuple(row["hash_ids"]),
+                )
+
+
+class _Azure:
+    """CSV of Azure's LLM inference traces."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._rows = csv.DictReader(lines)
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        for row in self._rows:
+            at = datetime.fromisoformat(row["TIMESTAMP"][:26].strip() + "+00:00").timestamp()
+            yield TraceRequest(at, int(row["ContextTokens"]), int(row["GeneratedTokens"]))
+
+
+class _BurstGpt:
+    """CSV of BurstGPT; failed requests have no response tokens and are passed over."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._rows = csv.DictReader(lines)
+
+    def __iter__(self) -> Iterator[TraceRequest]:
+        for row in self._rows:
+            output = int(float(row["Response tokens"]))
+            if output > 0:
+                yield TraceRequest(float(row["Timestamp"]), int(float(row["Request tokens"])), output)
+
+
+def _shifted(request: TraceRequest, start: float) -> TraceRequest:
+    return TraceRequest(
+        request.at_seconds - start,
+        request.prompt_tokens,
+        request.output_tokens,
+        request.prefix_ids,
+        request.block_tokens,
+    )
+
+
+def attainable_hit_ratio(requests: Sequence[TraceRequest]) -> float:
+    """Share of prompt blocks that an unbounded cache shared by all would have, 0-1."""
+    seen: set[int] = set()
+    total = hits = 0
+    for request in requests:
+        total += len(request.prefix_ids)
+        hits += sum(1 for block in request.prefix_ids if block in seen)
+        seen.update(request.prefix_ids)
+    return hits / total if total else 0.0
+
+
+def make_conversations(
+    *, sessions: int, turns: int, seconds: float, seed: int, shared_tokens: int = 1024
+) -> list[TraceRequest]:
+    """Make a trace of conversations whose every turn begins with all that was said before.
+
+    A few system prompts of `shared_tokens` are shared by all; turns of a session follow one another
+    after a pause. For use where no public trace is at hand.
+    """
+    rng = random.Random(seed)  # noqa: S311 - a reproducible workload, no secret
+    ids = itertools.count(1_000)
+    requests: list[TraceRequest] = []
+    for _ in range(sessions):
+        blocks = [rng.randrange(8) * 100 + i for i in range(shared_tokens // MOONCAKE_BLOCK_TOKENS)]
+        blocks = [blocks[0] + i for i in range(len(blocks))] if blocks else []
+        at = rng.uniform(0, seconds)
+        for _ in range(1 + int(rng.expovariate(1 / turns))):
+            blocks += [next(ids) for _ in range(1 + int(rng.expovariate(1 / 2)))]
+            output = 1 + int(rng.expovariate(1 / 200))
+            prompt = len(blocks) * MOONCAKE_BLOCK_TOKENS - rng.randrange(MOONCAKE_BLOCK_TOKENS)
+            requests.append(TraceRequest(at, prompt, output, tuple(blocks)))
+            at += 5 + rng.expovariate(1 / 30)
+    requests.sort(key=lambda request: request.at_seconds)
+    return requests

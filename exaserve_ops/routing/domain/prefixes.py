@@ -1,0 +1,177 @@
+"""Which replicas have the beginning of a prompt in their KV, as far as routing has taught it. Pure.
+
+A prompt is named by a chain of digests, each one covering all of it up to a point; equal digests mean
+equal beginnings. Where a request went, its beginning is afterwards, until the engine evicts it. So a
+router that remembers where it sent what knows most of it without asking anybody.
+
+The choice weighs both sides in one unit, the tokens that stand between a request and its first token:
+those queued at a replica, and those of the prompt that it does not have. A popular beginning spreads
+by itself: as soon as its replicas have more queued than the beginning would take to compute, somebody
+else is cheaper, and has it from then on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+DIGEST_BYTES = 16
+FIRST_PIECE_BYTES = 256
+EVEN_PIECES = 16
+"""Pieces of equal size at the start, where prompts part most; each later one is a quarter longer."""
+_GROWTH = 1.25
+BYTES_PER_TOKEN = 4.0
+"""Of English text under the vocabularies in use; for weighing, not for counting."""
+DECODE_TOKENS = 128.0
+"""What one open request delays a new one's first token by, in tokens of prefill; see `cost_tokens`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A prompt's digests from short to long, and the size of what each one covers."""
+
+    digests: tuple[bytes, ...]
+    sizes_tokens: tuple[float, ...]
+    total_tokens: float
+
+
+def describe_text(text: bytes) -> Beginning:
+    """Name the beginnings of a prompt's bytes.
+
+    Ends lie at fixed places, so that two prompts with an equal beginning share its digests up to the
+    last place before they part.
+    """
+    digests: list[bytes] = []
+    sizes: list[float] = []
+    running = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    start = 0
+    for end in _places(len(text)):
+        running.update(text[start:end])
+        digests.append(running.digest())
+        sizes.append(end / BYTES_PER_TOKEN)
+        start = end
+    return Beginning(tuple(digests), tuple(sizes), len(text) / BYTES_PER_TOKEN)
+
+
+def _places(length: int) -> Iterator[int]:
+    size = float(FIRST_PIECE_BYTES)
+    end, count = 0.0, 0
+    while True:
+        end += size
+        if end > length:
+            return
+        yield int(end)
+        count += 1
+        if count >= EVEN_PIECES:
+            size *= _GROWTH
+
+
+class Server(Protocol):
+    """A replica that a prompt can be sent to."""
+
+    @property
+    def name(self) -> str:
+        """Identity."""
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are open there."""
+
+    @property
+    def pending_tokens(self) -> float:
+        """Prompt tokens sent there that no first token has come for, less those it had cached."""
+
+    @property
+    def weight(self) -> float:
+        """Share of new work it is to get against a well replica, 0-1."""
+
+
+S = TypeVar("S", bound=Server)
+
+
+class PrefixMemory:
+    """Which replicas were sent which beginnings: bounded, least recently used ones are forgotten first."""
+
+    def __init__(self, *, most_digests: int = 65_536, most_holders: int = 8) -> None:
+        """Remember so many beginnings, and so many replicas for each."""
+        self._most_digests = most_digests
+        self._most_holders = most_holders
+        self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Beginnings that are remembered."""
+        return len(self._holders)
+
+    def holders(self, digest: bytes) -> tuple[str, ...]:
+        """Names of the replicas that have this beginning, the latest first."""
+        return self._holders.get(digest, ())
+
+    def note(self, beginning: Beginning, name: str) -> None:
+        """Remember that a replica is about to have this prompt."""
+        for digest in beginning.digests:
+            known = self._holders.get(digest, ())
+            if known[:1] != (name,):
+                others = [other for other in known if other != name]
+                self._holders[digest] = (name, *others[: self._most_holders - 1])
+            self._holders.move_to_end(digest)
+        while len(self._holders) > self._most_digests:
+            self._holders.popitem(last=False)
+
+    def forget(self, digests: Iterable[bytes], name: str) -> None:
+        """A replica says that it has these no more."""
+        for digest in digests:
+            rest = tuple(other for other in self._holders.get(digest, ()) if other != name)
+            if rest:
+                self._holders[digest] = rest
+            else:
+                self._holders.pop(digest, None)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChoice(Generic[S]):
+    """A replica, and the tokens of the prompt that it is thought to have."""
+
+    server: S
+    cached_tokens: float
+
+
+def cost_tokens(server: Server, uncached_tokens: float) -> float:
+    """What stands between a prompt and its first token at a replica, in tokens of prefill.
+
+    What is queued before it, itself, and what open requests take of each step; all the slower, the
+    lower the replica's weight.
+    """
+    work = server.pending_tokens + uncached_tokens + DECODE_TOKENS * server.in_flight
+    return work / max(server.weight, 1e-3)
+
+
+def choose_by_prefix(
+    beginning: Beginning,
+    memory: PrefixMemory,
+    find: Callable[[str], S | None],
+    others: Sequence[S],
+) -> PrefixChoice[S] | None:
+    """Pick the cheapest of those that have a part of the prompt and of `others`, drawn by the caller.
+
+    `find` gives a usable replica by name, or `None`. Looks at a few replicas whatever the size of the
+    fleet. `None` if there is nobody.
+    """
+    cached: dict[str, tuple[S, float]] = {server.name: (server, 0.0) for server in others}
+    asked: set[str] = set()
+    longest_first = zip(reversed(beginning.digests), reversed(beginning.sizes_tokens), strict=True)
+    for digest, size in longest_first:
+        for name in memory.holders(digest):
+            if name not in asked:
+                asked.add(name)
+                server = find(name)
+                if server is not None:
+                    cached[name] = (server, size)
+    best = min(
+        cached.values(),
+        key=lambda entry: (cost_tokens(entry[0], beginning.total_tokens - entry[1]), entry[0].name),
+        default=None,
+    )
+    return None if best is None else PrefixChoice(*best)
