@@ -59,6 +59,8 @@ def test_engine_sees_nothing_of_the_agents_environment(
         names.ENV_REPLICA,
         names.ENV_ATTEMPT,
         names.ENV_ENGINE_API_KEY,
+        "CUDA_VISIBLE_DEVICES",
+        "ROCR_VISIBLE_DEVICES",
     }
 
 

@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -25,7 +26,7 @@ from workers.agent.home import Home, HomeError, HomeLock
 from workers.agent.intake import IntakeChild, IntakeServer
 from workers.agent.journal import Journal
 from workers.agent.leftovers import Leftovers
-from workers.agent.memory import find_held
+from workers.agent.memory import find_held, find_unseen
 from workers.agent.model_files import ModelVerifier
 from workers.agent.pulse import PulseThread
 from workers.agent.reconcile import ReconcileLoop, Reconciler
@@ -38,6 +39,7 @@ from workers.engines.base import EngineAdapter
 from workers.probes.accelerators import AcceleratorProbe, Survey
 from workers.probes.host import HostProbe
 from workers.probes.limits import read_limits, usable_cpu_count, usable_memory_bytes
+from workers.probes.mps import MpsProbe
 from workers.protocol import v1
 
 DEFAULT_ADDRESS = "127.0.0.1"
@@ -140,7 +142,9 @@ class Agent:
         return runner, reconciler
 
     def _held(self, spec: v1.ReplicaSpec) -> Held | None:
-        return find_held(spec, self._runner.accelerators, self._foreign.found)
+        here = self._runner.accelerators
+        unseen = find_unseen(spec, here, complete=self._hardware.survey.complete)
+        return unseen or find_held(spec, here, self._foreign.found)
 
     def _wake(self) -> None:
         self._loop.wake()
@@ -211,7 +215,8 @@ class Agent:
         self._reporter.submit(report)
 
     def _probe(self) -> AcceleratorProbe:
-        return AcceleratorProbe(self._identity.node_id, cpu_memory_bytes=self._config.memory_bytes)
+        mps = MpsProbe(Path(self._config.mps_pipe_directory), Path(self._config.mps_log_directory))
+        return AcceleratorProbe(self._identity.node_id, cpu_memory_bytes=self._config.memory_bytes, mps=mps)
 
     def _take_over_hardware(self, survey: Survey) -> None:
         self._runner.accelerators = survey.accelerators
@@ -247,6 +252,8 @@ class Agent:
             reconnect=reconnect,
             topology=survey.topology,
             split_cards=survey.split_cards,
+            mps_ready=survey.mps.ready,
+            mps_note=survey.mps.note,
             probe_notes=(*survey.notes, *self._foreign.misplaced),
         )
 

@@ -9,10 +9,18 @@ import sqlite3
 import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from workers.agent import logs, processes
 from workers.agent.config import AgentConfig
+from workers.agent.device_env import (
+    DeviceError,
+    MpsFolders,
+    device_environment,
+    mps_environment,
+    with_devices,
+)
 from workers.agent.home import Home, Identity
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.kv_pools import KvPoolKeeper
@@ -34,6 +42,7 @@ from workers.agent.templates import TemplateProcess, Templates
 from workers.engines import base
 from workers.kv.pool import pools_folder
 from workers.probes.limits import read_limits, usable_cpu_count
+from workers.probes.mps import MpsProbe
 from workers.protocol import digests
 from workers.protocol.v1 import AcceleratorInfo, ReplicaSpec
 
@@ -67,6 +76,7 @@ class AttemptRunner:
         self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._templates = Templates(home.logs / "template.log", enabled=config.template_processes)
         self.kv_pools = KvPoolKeeper(pools_folder(identity.node_id, home.root))
+        self._mps = MpsProbe(Path(config.mps_pipe_directory), Path(config.mps_log_directory))
         self.accelerators: tuple[AcceleratorInfo, ...] = ()
         """As discovered; set before the first launch."""
 
@@ -115,7 +125,7 @@ class AttemptRunner:
             return
         try:
             row, launch = self._prepare(action, spec, adapter, now)
-        except (base.EngineOptionError, ModelMismatchError) as error:
+        except (base.EngineOptionError, ModelMismatchError, DeviceError) as error:
             self._refuse(spec, str(error))
             return
         except NoPortError as error:
@@ -168,6 +178,7 @@ class AttemptRunner:
             kv_pool_bytes=self._config.kv_pool_bytes,
         )
         launch = adapter.build_launch(spec.engine_options, context)
+        launch = replace(launch, env=with_devices(launch.env, self._devices_of(spec)))
         row = AttemptRow(
             replica_id=replica_id,
             attempt=attempt,
@@ -181,6 +192,24 @@ class AttemptRunner:
             launched_at=now,
         )
         return row, launch
+
+    def _devices_of(self, spec: ReplicaSpec) -> dict[str, str]:
+        """Return what shows a replica its accelerators and its share.
+
+        Raises `DeviceError`, also where a share is wanted and no MPS control daemon answers.
+        """
+        devices = device_environment(spec.accelerator_uuids, self.accelerators)
+        if spec.mps is None:
+            return devices
+        chosen = [a for a in self.accelerators if a.uuid in spec.accelerator_uuids]
+        if not chosen or any(a.kind != "cuda" for a in chosen):
+            raise DeviceError("an MPS share is asked for, and MPS is for CUDA cards and their slices only")
+        slice_uuid = next((a.uuid for a in chosen if a.parent_uuid), "")
+        state = self._mps.look(slice_uuid)
+        if not state.ready:
+            raise DeviceError(f"an MPS share is asked for: {state.note}")
+        folders = MpsFolders(self._mps.folder_of(slice_uuid), self._mps.logs)
+        return devices | mps_environment(spec.mps, len(chosen), folders)
 
     def _start(self, row: AttemptRow, launch: base.Launch, template: TemplateProcess | None) -> None:
         try:

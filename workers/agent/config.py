@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from workers.probes.mps import DEFAULT_LOGS, DEFAULT_PIPES
 from workers.protocol.addresses import assess_address
 
 _ENV_PREFIX = "EXAOPS_AGENT_"
@@ -36,6 +37,9 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Fork engines off a process that has their imports; false: start each as a program of its own."""
     kv_pool_bytes: int = 0
     """Size of each pool of KV blocks that replicas share; 0: what the replicas bring that are there."""
+    mps_pipe_directory: str = str(DEFAULT_PIPES)
+    """Where the node's MPS control daemon listens; that of a MIG slice in a folder with the slice's UUID."""
+    mps_log_directory: str = str(DEFAULT_LOGS)
     canary_seconds: float = 60.0
     """Command intake that has been silent for longer is restarted."""
     stop_grace_seconds: float = 10.0

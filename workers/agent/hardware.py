@@ -63,7 +63,8 @@ class HardwareWatch:
 
 def _told(survey: Survey) -> tuple[object, ...]:
     """What goes into a Hello: loads and temperatures change all the time and are no reason for one."""
-    return _steady(survey.accelerators), _steady(survey.split_cards), survey.topology, survey.notes
+    cards = _steady(survey.accelerators), _steady(survey.split_cards)
+    return *cards, survey.topology, survey.notes, survey.mps
 
 
 def _steady(accelerators: Iterable[AcceleratorInfo]) -> tuple[AcceleratorInfo, ...]:

@@ -1,4 +1,4 @@
-"""Whether the memory that a launch needs is really free: what else sits on its accelerators. Pure."""
+"""Whether the accelerators of a launch are there, and their memory is really free. Pure."""
 
 from __future__ import annotations
 
@@ -30,6 +30,18 @@ def find_held(
             pids = tuple(sorted(p.pid for p in there))
             return Held(pids, _text(uuid, pids, held, each))
     return None
+
+
+def find_unseen(spec: ReplicaSpec, accelerators: Iterable[AcceleratorInfo], *, complete: bool) -> Held | None:
+    """Return what a launch waits for while accelerators of its cannot be seen; `None`: nothing, or for ever.
+
+    `complete`: every vendor's tool has answered, so what is not seen is not there, and waiting helps nobody.
+    """
+    here = {a.uuid for a in accelerators}
+    unseen = [uuid for uuid in spec.accelerator_uuids if uuid not in here]
+    if complete or not unseen:
+        return None
+    return Held((), f"waiting for accelerator {unseen[0]}: the vendor's tool does not answer")
 
 
 def _text(uuid: str, pids: tuple[int, ...], held: int, needed: int) -> str:

@@ -62,6 +62,8 @@ def launch_digest(spec: ReplicaSpec) -> str:
         spec.engine_options,
         spec.accelerator_uuids,
         spec.memory_bytes,
+        # Left out where there is none, so that what ran before there were such shares stays what it is.
+        *((spec.mps,) if spec.mps is not None else ()),
     )
     body = msgspec.json.encode(parts, order="deterministic")
     return hashlib.blake2b(body, digest_size=16).hexdigest()

@@ -50,7 +50,10 @@ class LaunchContext:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A process to start: no shell, a clean environment, secrets by environment only."""
+    """A process to start: no shell, a clean environment, secrets by environment only.
+
+    The agent adds which devices the process sees; what an adapter says of them is replaced.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)

@@ -82,10 +82,6 @@ def _environment(context: LaunchContext) -> dict[str, str]:
     source = _source_folder()
     if source is not None:
         environment["PYTHONPATH"] = source
-    if context.accelerator_kind == "cuda":
-        # By UUID: ordinals change with the visible set and from boot to boot.
-        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(context.accelerator_uuids)
     return environment
 
 

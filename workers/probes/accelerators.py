@@ -9,12 +9,14 @@ from dataclasses import dataclass, field, replace
 from workers.probes import amd, intel, nvidia
 from workers.probes.devices import AcceleratorProcess, Device, Inventory
 from workers.probes.limits import Limits, read_limits, usable_cpu_count, usable_memory_bytes
+from workers.probes.mps import MpsProbe, MpsState
 from workers.probes.selection import SelectionError, select_visible
 from workers.probes.tools import Answer, VendorTool
 from workers.probes.topology import Topology, parse_topology
 from workers.protocol import v1
 from workers.protocol.v1 import AcceleratorInfo
 
+NO_MPS = MpsState(note="this node has no CUDA card")
 _CPU_MEMORY_RATIO = 0.8
 _MOST_NOTES = 32
 _LONGEST_UUID = 80
@@ -39,6 +41,8 @@ class Survey:
     notes: tuple[str, ...] = ()
     complete: bool = True
     """Every tool that is installed has answered. If not, cards may be there that were not seen."""
+    mps: MpsState = NO_MPS
+    """Whether replicas can have MPS shares of CUDA cards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,15 @@ class AcceleratorProbe:
     """Asks whichever tools are installed. Keeps its tools apart from others', so one for each thread."""
 
     def __init__(
-        self, node_id: str, *, cpu_memory_bytes: int = 0, environ: Mapping[str, str] | None = None
+        self,
+        node_id: str,
+        *,
+        cpu_memory_bytes: int = 0,
+        environ: Mapping[str, str] | None = None,
+        mps: MpsProbe | None = None,
     ) -> None:
         self._node_id = node_id
+        self._mps = mps or MpsProbe()
         self._cpu_memory_bytes = cpu_memory_bytes
         self._environ = os.environ if environ is None else environ
         self._nvidia = VendorTool("nvidia-smi")
@@ -78,7 +88,14 @@ class AcceleratorProbe:
         )
         cpu = cpu_accelerator(self._node_id, self._cpu_memory_bytes)
         survey = make_survey(inventory, parts[0].topology, self._environ, cpu)
-        return replace(survey, complete=all(part.complete for part in parts))
+        return replace(survey, complete=all(part.complete for part in parts), mps=self._survey_mps(survey))
+
+    def _survey_mps(self, survey: Survey) -> MpsState:
+        """Only CUDA cards have it; elsewhere nothing is asked."""
+        cards = [accelerator for accelerator in survey.accelerators if accelerator.kind == nvidia.KIND]
+        if not cards:
+            return NO_MPS
+        return self._mps.look_at_any(tuple(card.uuid for card in cards if card.parent_uuid))
 
     def processes(self) -> tuple[AcceleratorProcess, ...]:
         """Who holds memory of accelerators now; empty where no tool tells."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 _DEFAULT_SECONDS = 15.0
@@ -44,8 +46,8 @@ class VendorTool:
         """Whether there is such a program."""
         return shutil.which(self.name) is not None
 
-    def ask(self, *arguments: str) -> Answer:
-        """Run it once. Never raises; what went wrong is in the answer."""
+    def ask(self, *arguments: str, say: str = "", env: Mapping[str, str] | None = None) -> Answer:
+        """Run it once, with `say` as its input. Never raises; what went wrong is in the answer."""
         program = shutil.which(self.name)
         if program is None:
             return Answer(problem=f"no {self.name} on this host")
@@ -55,21 +57,22 @@ class VendorTool:
         try:
             child = subprocess.Popen(  # noqa: S603 - the vendor's tool, arguments of ours
                 [program, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if say else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,
                 encoding="utf-8",
                 errors="replace",
                 start_new_session=True,
+                env=None if env is None else os.environ | dict(env),
             )
         except OSError as error:
             return self._failed(f"cannot be run: {error.strerror}")
-        return self._collect(child)
+        return self._collect(child, say)
 
-    def _collect(self, child: subprocess.Popen[str]) -> Answer:
+    def _collect(self, child: subprocess.Popen[str], say: str) -> Answer:
         try:
-            out, err = child.communicate(timeout=self._timeout_seconds)
+            out, err = child.communicate(say or None, timeout=self._timeout_seconds)
         except subprocess.TimeoutExpired:
             self._give_up(child)
             return self._failed(f"did not answer within {self._timeout_seconds:g} s")
@@ -85,7 +88,7 @@ class VendorTool:
             child.wait(_KILL_SECONDS)
         except subprocess.TimeoutExpired:
             self._stuck = child
-        for pipe in (child.stdout, child.stderr):
+        for pipe in (child.stdin, child.stdout, child.stderr):
             if pipe is not None:
                 pipe.close()  # a grandchild may hold the other end open for ever
 
