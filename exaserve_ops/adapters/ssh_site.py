@@ -107,7 +107,7 @@ class RemoteSite:
         """Find an interpreter on which the agent runs."""
         given = self._target.python
         said = self._shell.script(scripts.FIND_PYTHON, *((given,) if given else PYTHONS))
-        python = choose_python(read_pythons(said.output), own_packages=bool(given))
+        python = choose_python(read_pythons(said.output), named=given)
         version = ".".join(map(str, python.version))
         return StepResult(str(python), facts={"python": python.path, "python_version": version})
 

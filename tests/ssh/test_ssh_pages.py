@@ -159,6 +159,41 @@ def test_failed_run_shows_its_log_as_text_and_is_tried_again_with_new_credential
     assert (row.status, vault.find(str(row.pk))) == ("new", Credentials(password=SECRET))
 
 
+def test_what_did_not_work_out_is_asked_for_anew_with_its_form_filled_in(
+    operator: Client, vault: CredentialVault
+) -> None:
+    row = failed(make_installation(folder="agents", python="/opt/none/python"), "")
+    vault.keep(str(row.pk), Credentials(password="wrong"))
+    address = f"{reverse('installation_new')}?instead_of={row.pk}"
+    assert address in shown(operator, row)
+    page = operator.get(address).content.decode()
+    assert 'value="/opt/none/python"' in page
+    assert "wrong" not in page.replace("wrong password", "")
+    answer = operator.post(address, form(folder="agents", python=""))
+    anew = NodeInstallation.objects.exclude(pk=row.pk).get()
+    assert answer["Location"] == reverse("installation", args=[anew.pk])
+    row.refresh_from_db()
+    assert (row.status, anew.status, anew.python) == ("abandoned", "new", "")
+    assert (vault.find(str(row.pk)), vault.find(str(anew.pk))) == (None, Credentials(password=SECRET))
+
+
+def test_an_agent_that_has_joined_is_not_given_up_for_another_form(operator: Client) -> None:
+    row = failed(make_installation(), "")
+    services.keep_facts(row.pk, {}, node_id=make_node("gpu-1").pk)
+    address = f"{reverse('installation_new')}?instead_of={row.pk}"
+    assert address not in shown(operator, row)
+    assert operator.post(address, form(folder="another")).status_code == 302
+    row.refresh_from_db()
+    assert row.status == "failed"
+    assert operator.get(f"{reverse('installation_new')}?instead_of=nonsense").status_code == 200
+
+
+def test_a_run_that_broke_off_counts_the_steps_it_did_not_reach(operator: Client) -> None:
+    page = shown(operator, failed(make_installation(), ""))
+    assert '<progress value="0" max="13"' in page
+    assert "user:olga" not in page
+
+
 def test_progress_is_polled_while_it_moves_and_the_page_renewed_when_it_settles(operator: Client) -> None:
     row = make_installation()
     address = reverse("installation_progress", args=[row.pk])

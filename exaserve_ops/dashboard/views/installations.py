@@ -35,6 +35,12 @@ from exaserve_ops.lib.errors import InvalidInputError, OpsError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 
 UNSETTLED = frozenset({states.NEW, states.QUEUED, states.WORKING})
+CHANGEABLE = (states.CONFIRMING, states.FAILED)
+"""Where nothing is under way; what was asked may be asked differently as long as no node has joined."""
+WISHED = (
+    "host", "port", "user", "auth", "node_name", "address", "folder", "python",
+    "allow_http", "restart_when_dead",
+)  # fmt: skip
 ACTIONS = {
     states.UPGRADE: "Upgrade",
     states.RESTART_AGENT: "Restart agent",
@@ -84,13 +90,15 @@ def installations(request: HttpRequest) -> HttpResponse:
 @require_http_methods(["GET", "HEAD", "POST"])
 @requires("inventory.install_node")
 def installation_new(request: HttpRequest) -> HttpResponse:
-    """Ask for a machine, and how to sign in."""
-    form = InstallationForm(request.POST or None, request.FILES or None)
+    """Ask for a machine, and how to sign in; filled in like the one that it is `?instead_of=`."""
+    former = _former(request.GET.get("instead_of", ""))
+    initial = {name: getattr(former, name) for name in WISHED} if former else None
+    form = InstallationForm(request.POST or None, request.FILES or None, initial=initial)
     if request.method == "POST" and form.is_valid():
-        made = _create(request, form)
+        made = _create(request, form, former)
         if made is not None:
             return redirect("installation", made.pk)
-    context = {"title": "Add a node over SSH", "form": form}
+    context = {"title": "Add a node over SSH", "form": form, "former": former}
     return render(request, "installations/new.html", context, status=422 if form.errors else 200)
 
 
@@ -105,6 +113,7 @@ def installation(request: HttpRequest, installation_id: UUID) -> HttpResponse:
         "events": history_of("installation", installation_id),
         "actions": _actions(row),
         "credentials": CredentialsForm(initial={"auth": row.auth}),
+        "can_change": row.status in CHANGEABLE and row.node_id is None,
         **_progress(row),
     }
     return render(request, "installations/page.html", context)
@@ -211,24 +220,35 @@ def host_key_forget(request: HttpRequest, pin_id: UUID) -> HttpResponse:
     return redirect("installations")
 
 
-def _create(request: HttpRequest, form: InstallationForm) -> NodeInstallation | None:
-    data = form.cleaned_data
-    names = ("host", "port", "user", "auth", "node_name", "address", "folder", "python")
-    wish = InstallationWish(
-        **{name: data[name] for name in names},
-        allow_http=data["allow_http"],
-        restart_when_dead=data["restart_when_dead"],
-    )
+def _former(installation_id: str) -> NodeInstallation | None:
+    """The installation that is asked for anew; `None` where it is under way, or there is a node already."""
+    try:
+        rows = NodeInstallation.objects.filter(pk=UUID(installation_id))
+    except ValueError:
+        return None
+    return rows.filter(status__in=CHANGEABLE, node=None).first()
+
+
+def _create(
+    request: HttpRequest, form: InstallationForm, former: NodeInstallation | None
+) -> NodeInstallation | None:
+    wish = InstallationWish(**{name: form.cleaned_data[name] for name in WISHED})
+    actor, now = actor_of(request), clock.now()
     try:
         with transaction.atomic():
-            made = create_installation(wish, actor=actor_of(request), now=clock.now())
+            if former is not None:
+                why = "asked for anew with other settings"
+                advance_installation(former.pk, "abandoned", reason=why, actor=actor, now=now)
+            made = create_installation(wish, actor=actor, now=now)
             _keep(made.pk, form.credentials())
     except InvalidInputError as error:
         form.add_error(error.field if error.field in form.fields else None, error.message)
         return None
-    except OpsError as error:
+    except (OpsError, IllegalTransitionError) as error:
         form.add_error(None, str(error))
         return None
+    if former is not None:
+        credential_vault().forget(str(former.pk))
     return made
 
 
@@ -275,4 +295,5 @@ def _progress(row: NodeInstallation) -> dict[str, Any]:
         for name in names
     ]
     done = sum(step.outcome in {"done", "warning"} for step in shown)
-    return {"steps": shown, "done": done, "total": len(shown), "unsettled": row.status in UNSETTLED}
+    total = len(STEPS[row.action]) if shown else 0
+    return {"steps": shown, "done": done, "total": total, "unsettled": row.status in UNSETTLED}

@@ -172,20 +172,26 @@ def read_pythons(output: str) -> tuple[FoundPython, ...]:
     return tuple(found)
 
 
-def choose_python(found: tuple[FoundPython, ...], *, own_packages: bool) -> FoundPython:
+def choose_python(found: tuple[FoundPython, ...], *, named: str = "") -> FoundPython:
     """Return the newest interpreter that will do. Raises `StepFailedError` that says what is missing.
 
-    With `own_packages` the interpreter brings its packages, so it need not make environments.
+    One that a person `named` brings its packages, so it need not make environments.
     """
     fitting = sorted((p for p in found if p.fits), key=lambda p: p.version, reverse=True)
     for python in fitting:
-        if own_packages or python.makes_environments:
+        if named or python.makes_environments:
             return python
     if fitting:
         major, minor = fitting[0].version
         raise StepFailedError(
             f"{fitting[0]} has no venv or ensurepip: install python{major}.{minor}-venv there, "
             "or name an interpreter that has the agent's packages"
+        )
+    if named:
+        what = f"{found[0]} is there" if found else "no interpreter answers there"
+        raise StepFailedError(
+            f"{named} was named, but is no Python 3.11 to 3.13 ({what}): name another one, "
+            "or none to have one looked for"
         )
     seen = f"found only {', '.join(map(str, found))}" if found else "found none at all"
     raise StepFailedError(

@@ -230,9 +230,8 @@ def begin_run(installation_id: UUID, *, actor: str, now: datetime) -> NodeInstal
     row.run += 1
     row.save(update_fields=["run"])
     row.steps.filter(run__lte=row.run - KEPT_RUNS).delete()
-    return advance_installation(
-        installation_id, "started", reason=f"run {row.run}: {row.action}", actor=actor, now=now
-    )
+    reason = f"run {row.run}: {row.action.replace('_', ' ')}"
+    return advance_installation(installation_id, "started", reason=reason, actor=actor, now=now)
 
 
 @transaction.atomic
