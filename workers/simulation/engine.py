@@ -13,11 +13,15 @@ import math
 import random
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from workers.protocol.digests import KV_BLOCK_TOKENS
+from workers.protocol.kv_pools import AGE_STEPS, age_step
 from workers.protocol.v1 import ReplicaTelemetry
 
 WINDOW_SECONDS = 10.0
+KV_EXTENT_BLOCKS = 16
+"""Blocks that are lent together: as few as a real pool lends."""
 _LONGEST_QUEUE = 1024
 
 
@@ -70,6 +74,22 @@ class Request:
         return min(self.answer_tokens, 1 + int((now - self.first_token_at) / self.token_seconds))
 
 
+class KvUse(NamedTuple):
+    """KV blocks of one engine, as a pool would see them."""
+
+    live_blocks: int
+    cached_by_age_blocks: tuple[int, ...]
+    """Of conversations that are not being answered, in steps of `AGE_BOUNDS_SECONDS`."""
+    waiting_requests: int
+    short_blocks: int
+    """What the request that waits longest lacks; 0 where it waits for its turn in the batch."""
+
+
+class _Context(NamedTuple):
+    tokens: int
+    kept_at: float
+
+
 @dataclass(slots=True)
 class _Totals:
     requests: int = 0
@@ -78,6 +98,10 @@ class _Totals:
     """Of requests that are over."""
     query_tokens: int = 0
     hit_tokens: int = 0
+    evicted_tokens: int = 0
+    """Prompt tokens that were in cache once; those below never were."""
+    unshared_tokens: int = 0
+    partial_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -97,6 +121,8 @@ class EngineModel:
         self.shape = shape
         self.latency_factor = 1.0
         """Everything takes so many times as long as it should."""
+        self.kv_blocks = shape.kv_blocks
+        """What it may use at most. Less than before is reached as requests end; none is set back."""
         self._traffic = traffic
         self._rng = rng
         # Some replicas hold busier conversations than others, and stay so.
@@ -107,8 +133,10 @@ class EngineModel:
         self._order = 0
         self._blocks = 0
         self._prefill_free_at = now
-        self._contexts: OrderedDict[str, int] = OrderedDict()
+        self._contexts: OrderedDict[str, _Context] = OrderedDict()
         self._context_tokens = 0
+        self._evicted: dict[str, int] = {}
+        """Tokens of conversations that had to leave the cache and have not come back."""
         self._totals = _Totals()
         self._first_tokens: deque[tuple[float, float, float]] = deque()
         self._samples: deque[_Sample] = deque()
@@ -150,11 +178,7 @@ class EngineModel:
     def telemetry(self, now: float) -> ReplicaTelemetry:
         """Load over the last ten seconds, as an agent's scraper would have measured it."""
         self.advance(now)
-        used_blocks = answered = 0
-        for _, _, request in self._running:
-            tokens = request.answered_tokens(now)
-            answered += tokens
-            used_blocks += -(-(request.prompt_tokens + tokens) // KV_BLOCK_TOKENS)
+        used_blocks, answered = self._in_use(now)
         totals = self._totals
         new = _Sample(
             now,
@@ -172,8 +196,8 @@ class EngineModel:
             window_seconds=span,
             requests_running=len(self._running),
             requests_waiting=len(self._waiting),
-            kv_used_ratio=min(1.0, used_blocks / self.shape.kv_blocks),
-            kv_total_blocks=self.shape.kv_blocks,
+            kv_used_ratio=min(1.0, used_blocks / self.kv_blocks),
+            kv_total_blocks=self.kv_blocks,
             kv_block_tokens=KV_BLOCK_TOKENS,
             requests_per_second=(new.requests - old.requests) / span if span else None,
             prompt_tokens_per_second=(new.prompt_tokens - old.prompt_tokens) / span if span else None,
@@ -188,7 +212,38 @@ class EngineModel:
             requests_total=float(new.requests),
             prefix_query_tokens_total=float(new.query_tokens),
             prefix_hit_tokens_total=float(new.hit_tokens),
+            prefix_miss_tokens_total={
+                "no_shared_prefix": float(totals.unshared_tokens),
+                "shorter_than_a_block": float(totals.partial_tokens),
+                "evicted": float(totals.evicted_tokens),
+            },
         )
+
+    def kv_use(self, now: float) -> KvUse:
+        """KV blocks by what lies in them. Live ones and cached ones never add up to more than there are."""
+        self.advance(now)
+        live, _ = self._in_use(now)
+        answered = {request.session for _, _, request in self._running}
+        room = max(0, self.kv_blocks - live)
+        ages = [0] * AGE_STEPS
+        for session, (tokens, kept_at) in reversed(self._contexts.items()):  # the oldest are the first to go
+            if session not in answered:
+                blocks = min(room, tokens // KV_BLOCK_TOKENS)
+                ages[age_step(now - kept_at) - 1] += blocks
+                room -= blocks
+        first = self._waiting[0] if self._waiting else None
+        lacks = first is not None and len(self._running) < self.shape.batch_requests
+        short = self._blocks + first.blocks - self.kv_blocks if first is not None and lacks else 0
+        return KvUse(live, tuple(ages), len(self._waiting), max(0, short))
+
+    def _in_use(self, now: float) -> tuple[int, int]:
+        """Blocks of running requests, and tokens of their answers so far."""
+        blocks = answered = 0
+        for _, _, request in self._running:
+            tokens = request.answered_tokens(now)
+            answered += tokens
+            blocks += -(-(request.prompt_tokens + tokens) // KV_BLOCK_TOKENS)
+        return blocks, answered
 
     # ------------------------------------------------------------------ what happens
     def _pause(self) -> float:
@@ -200,7 +255,7 @@ class EngineModel:
         session = f"s{index}"
         question = 8 + int(self._rng.expovariate(1.0 / self._traffic.question_tokens))
         answer = 4 + int(self._rng.expovariate(1.0 / self._traffic.answer_tokens))
-        before = self._contexts.get(session, 0)
+        before = self._known(session)
         if before + question + answer > self.shape.context_tokens:
             self._drop_context(session)  # a new conversation begins
             before = 0
@@ -216,15 +271,16 @@ class EngineModel:
         shape = self.shape
         while self._waiting and len(self._running) < shape.batch_requests:
             request = self._waiting[0]
-            if self._running and self._blocks + request.blocks > shape.kv_blocks:
+            if self._running and self._blocks + request.blocks > self.kv_blocks:
                 return
             self._waiting.popleft()
             self._start(request, now)
 
     def _start(self, request: Request, now: float) -> None:
         shape, totals = self.shape, self._totals
-        known = min(self._contexts.get(request.session, 0), request.prompt_tokens - 1)
+        known = min(self._known(request.session), request.prompt_tokens - 1)
         request.cached_tokens = known // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+        self._count_misses(request)
         fresh = request.prompt_tokens - request.cached_tokens
         prefill = fresh / shape.prefill_tokens_per_second * self.latency_factor
         self._prefill_free_at = max(now, self._prefill_free_at) + prefill
@@ -248,18 +304,34 @@ class EngineModel:
         self._blocks -= request.blocks
         self._totals.requests += 1
         self._totals.answer_tokens += request.answer_tokens
-        self._keep_context(request.session, request.prompt_tokens + request.answer_tokens)
+        context = _Context(request.prompt_tokens + request.answer_tokens, request.ends_at)
+        self._keep_context(request.session, context)
 
-    def _keep_context(self, session: str, tokens: int) -> None:
+    def _known(self, session: str) -> int:
+        context = self._contexts.get(session)
+        return context.tokens if context is not None else 0
+
+    def _count_misses(self, request: Request) -> None:
+        """Why what is computed was not in cache: at least a prompt's last token never is."""
+        whole = (request.prompt_tokens - 1) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+        missed = whole - request.cached_tokens
+        evicted = min(missed, self._evicted.pop(request.session, 0) // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS)
+        self._totals.partial_tokens += request.prompt_tokens - whole
+        self._totals.evicted_tokens += evicted
+        self._totals.unshared_tokens += missed - evicted
+
+    def _keep_context(self, session: str, context: _Context) -> None:
         self._drop_context(session)
-        self._contexts[session] = tokens
-        self._context_tokens += tokens
-        while self._context_tokens > self.shape.kv_blocks * KV_BLOCK_TOKENS:
-            _, dropped = self._contexts.popitem(last=False)
-            self._context_tokens -= dropped
+        self._contexts[session] = context
+        self._context_tokens += context.tokens
+        while self._context_tokens > self.kv_blocks * KV_BLOCK_TOKENS:
+            name, dropped = self._contexts.popitem(last=False)
+            self._context_tokens -= dropped.tokens
+            self._evicted[name] = dropped.tokens
 
     def _drop_context(self, session: str) -> None:
-        self._context_tokens -= self._contexts.pop(session, 0)
+        self._context_tokens -= self._known(session)
+        self._contexts.pop(session, None)
 
     # ------------------------------------------------------------------ what is measured
     def _oldest_sample(self, new: _Sample) -> _Sample:

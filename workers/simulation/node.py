@@ -12,6 +12,7 @@ import msgspec
 from workers.protocol import digests, pulse, v1
 from workers.simulation.engine import EngineShape, Traffic
 from workers.simulation.hardware import make_accelerators, make_topology
+from workers.simulation.kv_pool import describe_pool, take_limits
 from workers.simulation.replica import Durations, SimulatedReplica
 
 AGENT_VERSION = "simulated"
@@ -188,6 +189,7 @@ class SimulatedNode:
                 disk_free_bytes=900 * _GIB,
                 load1=round(busy * 104, 2),
             ),
+            kv_pools=describe_pool(self.replicas, self._shape.engine, now),
         )
 
     def _observe(self, replica: SimulatedReplica, now: float, wall: float) -> v1.ReplicaObserved:
@@ -234,7 +236,8 @@ class SimulatedNode:
             case v1.ForgetReplica():
                 return self._forget(command.replica_ids)
             case v1.SetKvLimits():
-                return "refused", "a simulated node has no pool of KV blocks yet"
+                refusal = take_limits(self.replicas, self._shape.engine, command)
+                return ("refused", refusal) if refusal else ("done", "")
             case v1.EndProcess() | v1.TailLog():
                 return "refused", "a simulated node has neither processes nor logs"
 

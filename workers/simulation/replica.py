@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.protocol.v1 import ExitInfo, ObservedState, ReplicaObserved, ReplicaSpec, WantedState
-from workers.simulation.engine import EngineModel, EngineShape, Traffic
+from workers.simulation.engine import KV_EXTENT_BLOCKS, EngineModel, EngineShape, Traffic
 
 _SIGKILL = 9
 _OFF = (
@@ -71,6 +71,11 @@ class SimulatedReplica:
         self._restarts = 0
         self._reason = ""
         self._last_exit: ExitInfo | None = None
+        self._limits: tuple[int, int] | None = None
+        self.has_served = False
+        """Whether an engine of it was ever up, so that it has a place in the node's KV pool."""
+        self.reclaimed_extents = 0
+        """Of KV blocks, that its killed engines held."""
 
     @property
     def is_serving(self) -> bool:
@@ -92,12 +97,23 @@ class SimulatedReplica:
             if self.state in _AFRESH:
                 self._enter(ObservedState.WAITING, due=now)
 
+    def limit(self, minimum_blocks: int, ceiling_blocks: int) -> None:
+        """Change what the engine may have of the node's KV pool, until it ends."""
+        self._limits = (minimum_blocks, ceiling_blocks)
+        if self.engine is not None:
+            self.engine.kv_blocks = ceiling_blocks
+
+    def limits_of(self, shape: EngineShape) -> tuple[int, int]:
+        """What it is guaranteed and may have at most; what such an engine brings unless changed."""
+        return self._limits or (shape.kv_blocks, shape.kv_blocks)
+
     def crash(self, now: float) -> None:
         """Kill the engine, if one runs."""
         self.advance(now)
         if self.state in _OFF:
             return
         self._note_exit(now)
+        self._note_reclaim(now)
         if self.state in (ObservedState.DRAINING, ObservedState.STOPPING):
             self._stopped()
             return
@@ -174,6 +190,7 @@ class SimulatedReplica:
                 rng = self._rng_of_attempt(self.replica_id, self.attempt)
                 self.engine = EngineModel(self._shape, self._traffic, rng, at)
                 self._ready_at = at
+                self.has_served = True
                 self._enter(ObservedState.READY)
             case ObservedState.STOPPING:
                 self._stopped()
@@ -213,8 +230,15 @@ class SimulatedReplica:
             log_tail=("simulated: killed by the fault script",),
         )
 
+    def _note_reclaim(self, now: float) -> None:
+        """The blocks that a killed engine held are taken back; one that ends by itself gives them back."""
+        if self.engine is not None:
+            use = self.engine.kv_use(now)
+            held = use.live_blocks + sum(use.cached_by_age_blocks)
+            self.reclaimed_extents += -(-held // KV_EXTENT_BLOCKS)
+
     def _end_engine(self) -> None:
-        self.engine = None
+        self.engine = self._limits = None
         self._ready_at = None
 
     def _enter(self, state: ObservedState, *, due: float = math.inf, reason: str = "") -> None:

@@ -93,8 +93,8 @@ class NodeMemory:
     reclaimed: Mapping[str, int] = field(default_factory=dict)
     """Extents by pool; a pool that is new to us begins with what it says."""
     damaged: Mapping[str, int] = field(default_factory=dict)
-    leased: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """(attempt, blocks) by replica."""
+    leased: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """(attempt, blocks) of living replicas, by pool and replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,12 @@ def follow_node(
         thrash,
         {pool.pool_id: pool.reclaimed_extents for pool in sight.pools},
         {pool.pool_id: pool.damaged_blocks for pool in sight.pools},
-        {m.replica_id: (m.attempt, m.leased_blocks) for pool in sight.pools for m in pool.members if m.alive},
+        {
+            (pool.pool_id, member.replica_id): (member.attempt, member.leased_blocks)
+            for pool in sight.pools
+            for member in pool.members
+            if member.alive
+        },
     )
     return after, news
 
@@ -187,11 +192,11 @@ def _reclaim_news(memory: NodeMemory, pools: Sequence[PoolFacts]) -> list[News]:
 
 def _dead_holders(memory: NodeMemory, pool: PoolFacts) -> tuple[str, ...]:
     """Replicas whose attempt held blocks at the last look and is over now."""
+    living = {(member.replica_id, member.attempt) for member in pool.members if member.alive}
     return tuple(
-        member.replica_id
-        for member in pool.members
-        if memory.leased.get(member.replica_id, (0, 0))[1] > 0
-        and not (member.alive and memory.leased[member.replica_id][0] == member.attempt)
+        replica_id
+        for (pool_id, replica_id), (attempt, blocks) in memory.leased.items()
+        if pool_id == pool.pool_id and blocks and (replica_id, attempt) not in living
     )
 
 
