@@ -44,7 +44,7 @@ class Outcome:
 class Bench:
     """One model, loaded by our engine and by transformers."""
 
-    def __init__(self, model_dir: Path) -> None:
+    def __init__(self, model_dir: Path, *, kv_dtype: torch.dtype = torch.float32) -> None:
         config = read_model_config(model_dir)
         weights = load_weights(
             model_dir,
@@ -55,7 +55,7 @@ class Bench:
             pack_matrices=True,
         )
         self.config, self.model_dir = config, model_dir
-        pool = allocate_pool(config, POOL_BLOCKS, dtype=torch.float32, device=CPU)
+        pool = allocate_pool(config, POOL_BLOCKS, dtype=kv_dtype, device=CPU, compute_dtype=torch.float32)
         self.decoder = Decoder(config, weights, pool)
         self.vocabulary_size = config.vocabulary_size
         self.reference = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)

@@ -18,6 +18,8 @@ _PRELOAD = ("workers.engines.torch_engine.loading", "workers.engines.openai_serv
 _OPTIONS: dict[str, Option] = {
     "device": ChoiceOption(("auto", "cpu", "cuda")),
     "dtype": ChoiceOption(("auto", "float32", "bfloat16", "float16")),
+    "kv_dtype": ChoiceOption(("auto", "model", "fp8_e4m3")),
+    "attention": ChoiceOption(("auto", "grouped", "varlen", "flex")),
     "num_blocks": IntegerOption(1, 100_000_000),
     "kv_memory_bytes": IntegerOption(1 << 16, 1 << 44),
     "max_model_len": IntegerOption(16, 10_000_000),

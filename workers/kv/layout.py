@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 PAGE_BYTES = 4096
 _SMALLEST_EXTENT_BLOCKS = 16
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
+_SCALE_BYTES = {"float8_e4m3fn": 2}
+"""Beside each vector, behind all vectors of the block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,19 @@ class KvLayout:
     block_tokens: int = 16
     kind: str = "cpu"
     """Memory that the blocks lie in: `cpu`, or the UUID of an accelerator."""
+    page_bytes: int = PAGE_BYTES
+    """What that memory is mapped by: 2 MiB on accelerators of today."""
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block, which lie in one piece."""
-        elements = 2 * self.layers * self.block_tokens * self.kv_heads * self.head_size
-        return elements * _DTYPE_BYTES[self.dtype]
+        vectors = 2 * self.layers * self.block_tokens * self.kv_heads
+        return vectors * (self.head_size * _ELEMENT_BYTES[self.dtype] + _SCALE_BYTES.get(self.dtype, 0))
 
     @property
     def extent_blocks(self) -> int:
         """Blocks that are lent together: at least 16, and a whole number of pages."""
-        step = PAGE_BYTES // math.gcd(PAGE_BYTES, self.block_bytes)
+        step = self.page_bytes // math.gcd(self.page_bytes, self.block_bytes)
         return -(-_SMALLEST_EXTENT_BLOCKS // step) * step
 
     @property
@@ -47,7 +51,10 @@ class KvLayout:
     @property
     def digest(self) -> bytes:
         """16 bytes that name the layout."""
-        parts = (self.layers, self.kv_heads, self.head_size, self.dtype, self.block_tokens, self.kind)
+        parts = (
+            *(self.layers, self.kv_heads, self.head_size, self.dtype),
+            *(self.block_tokens, self.kind, self.page_bytes),
+        )
         return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
 
     @property

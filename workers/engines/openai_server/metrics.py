@@ -10,6 +10,7 @@ from prometheus_client import (
     Counter,
     Gauge,
     Histogram,
+    Info,
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
@@ -116,6 +117,11 @@ class EngineMetrics:
         """Count the end of a request, one of `OUTCOMES`, and how long it took."""
         self._requests.labels(outcome).inc()
         self._request_time.observe(seconds)
+
+    def describe_kv(self, *, dtype: str, block_bytes: int, attention: str, pool: str) -> None:
+        """Say what keys and values are kept as and how they are attended to. Called once, when loaded."""
+        about = Info(f"{PREFIX}_kv", "How keys and values are kept and read.", registry=self.registry)
+        about.info({"dtype": dtype, "block_bytes": str(block_bytes), "attention": attention, "pool": pool})
 
     def page(self) -> bytes:
         """Return the page in Prometheus' text format."""

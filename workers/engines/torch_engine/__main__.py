@@ -36,6 +36,8 @@ def build_parser() -> argparse.ArgumentParser:
     add_server_arguments(parser)
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--dtype", default="auto", choices=("auto", "float32", "bfloat16", "float16"))
+    parser.add_argument("--kv-dtype", default="auto", choices=("auto", "model", "fp8_e4m3"))
+    parser.add_argument("--attention", default="auto", choices=("auto", "grouped", "varlen", "flex"))
     parser.add_argument("--num-blocks", type=positive_integer, help="KV blocks of 16 tokens")
     parser.add_argument("--kv-memory-bytes", type=positive_integer)
     parser.add_argument(
@@ -71,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         model_name=arguments.served_model_name,
         device=arguments.device,
         dtype=arguments.dtype,
+        kv_dtype=arguments.kv_dtype,
+        attention=arguments.attention,
         num_blocks=arguments.num_blocks,
         kv_memory_bytes=arguments.kv_memory_bytes,
         memory_bytes=arguments.memory_bytes,

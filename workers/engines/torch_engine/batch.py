@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from workers.engines.torch_engine.ragged import RaggedChunks, first_block, plan_ragged
 from workers.engines.torch_engine.scheduler import Chunk
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
@@ -55,7 +56,7 @@ class SingleChunk:
     """`[end - start, end_token - first_token]`, added to the scores. `None` with a table: all is seen."""
 
 
-Attention = PackedChunks | SingleChunk
+Attention = PackedChunks | SingleChunk | RaggedChunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,17 @@ class BatchBuilder:
         dtype: torch.dtype,
         shared_heads: int,
         windows: Iterable[int | None] = (None,),
+        ragged: bool = False,
     ) -> None:
-        """`shared_heads` query heads read one key-value head; `windows` are those of the layers."""
+        """`shared_heads` query heads read one key-value head; `windows` are those of the layers.
+
+        `ragged` lays all chunks out as one part, for kernels that take sequences of any lengths.
+        """
         self._device = device
         self._dtype = dtype
         self._shared_heads = shared_heads
         self._windows = tuple(dict.fromkeys(windows))
+        self._ragged = ragged
         self._longest_packed = _LONGEST_PACKED_TOKENS.get(device.type, 32)
 
     def build(self, chunks: Sequence[Chunk]) -> StepBatch:
@@ -117,7 +123,9 @@ class BatchBuilder:
         )
 
     def _attention(self, groups: Sequence[Sequence[Chunk]], window: int | None) -> tuple[Attention, ...]:
-        parts: list[Attention] = []
+        if self._ragged:
+            return (plan_ragged([chunk for group in groups for chunk in group], window, self._device),)
+        parts: list[PackedChunks | SingleChunk] = []
         start = 0
         for group in groups:
             part = self._single(group[0], start, window) if len(group) == 1 else None
@@ -129,8 +137,8 @@ class BatchBuilder:
         end = start + chunk.count
         if chunk.start == 0 and (window is None or chunk.count <= window):
             return SingleChunk(start, end, None, 0, chunk.count, None)
-        first_block = _first_block(chunk, window)
-        shift = first_block * KV_BLOCK_TOKENS
+        first = first_block(chunk, window)
+        shift = first * KV_BLOCK_TOKENS
         first_token = 0 if window is None else max(chunk.start + 1 - window - shift, 0)
         end_token = chunk.end - shift
         mask = None
@@ -138,11 +146,11 @@ class BatchBuilder:
             keys = torch.arange(first_token + shift, chunk.end, device=self._device)
             queries = torch.arange(chunk.start, chunk.end, device=self._device)
             mask = self._mask(keys, queries, window)
-        table = self._integers(chunk.sequence.blocks[first_block : _block_count(chunk)])
+        table = self._integers(chunk.sequence.blocks[first : _block_count(chunk)])
         return SingleChunk(start, end, table, first_token, end_token, mask)
 
     def _packed(self, group: Sequence[Chunk], start: int, window: int | None) -> PackedChunks:
-        firsts = [_first_block(chunk, window) for chunk in group]
+        firsts = [first_block(chunk, window) for chunk in group]
         lengths = [_block_count(chunk) - first for chunk, first in zip(group, firsts, strict=True)]
         width = max(lengths)
         table: list[int] = []
@@ -223,13 +231,6 @@ def _padding_blocks(smaller: Sequence[Chunk], larger: Sequence[Chunk]) -> int:
         return _MERGED_PADDING_BLOCKS + 1
     width = _block_count(larger[-1])
     return sum(width - _block_count(chunk) for chunk in smaller)
-
-
-def _first_block(chunk: Chunk, window: int | None) -> int:
-    """First block that any query of the chunk sees."""
-    if window is None:
-        return 0
-    return max(chunk.start + 1 - window, 0) // KV_BLOCK_TOKENS
 
 
 def _block_count(chunk: Chunk) -> int:

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 
 from workers.engines.kv_blocks import BlockAllocator
+from workers.engines.torch_engine.borrowed_memory import tensor_over
 from workers.engines.torch_engine.config import ModelConfig
-from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool, layout_of, map_pool
+from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool, lay_pool, layout_of
 from workers.engines.torch_engine.kv_room import KvRoom, PooledRoom, PrivateRoom
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.kv.arena import CpuArena
@@ -31,24 +32,33 @@ class KvMemory:
     """Longest request: what this replica can always hold, whatever others do."""
 
 
-def open_kv_memory(
-    settings: EngineSettings, config: ModelConfig, blocks: int, *, dtype: torch.dtype, device: torch.device
-) -> KvMemory:
+@dataclass(frozen=True, slots=True)
+class KvKind:
+    """What keys and values are kept as, what they are computed in, and where."""
+
+    dtype: torch.dtype
+    compute_dtype: torch.dtype
+    device: torch.device
+
+
+def open_kv_memory(settings: EngineSettings, config: ModelConfig, blocks: int, kind: KvKind) -> KvMemory:
     """Set `blocks` aside, or join the node's pool and bring them. Raises `PoolJoinError`, `OSError`."""
-    if settings.kv_pool_dir is not None and device.type == "cpu":
-        return _join_pool(settings, settings.kv_pool_dir, config, blocks, dtype=dtype)
+    if settings.kv_pool_dir is not None and kind.device.type == "cpu":
+        return _join_pool(settings, settings.kv_pool_dir, config, blocks, kind)
     if settings.kv_pool_dir is not None:
-        log.warning("no pool of the node on %s yet: KV memory is this replica's alone", device.type)
-    pool = allocate_pool(config, blocks, dtype=dtype, device=device)
+        log.warning("no pool of the node on %s yet: KV memory is this replica's alone", kind.device.type)
+    pool = allocate_pool(
+        config, blocks, dtype=kind.dtype, device=kind.device, compute_dtype=kind.compute_dtype
+    )
     length = model_length(settings, config, blocks)
     log.info("%d KV blocks of this replica alone, at most %d tokens a request", blocks, length)
     return KvMemory(pool, BlockAllocator(blocks), PrivateRoom(), length)
 
 
 def _join_pool(
-    settings: EngineSettings, folder: Path, config: ModelConfig, blocks: int, *, dtype: torch.dtype
+    settings: EngineSettings, folder: Path, config: ModelConfig, blocks: int, kind: KvKind
 ) -> KvMemory:
-    layout = layout_of(config, dtype)
+    layout = layout_of(config, kind.dtype)
     terms = Terms(blocks, settings.kv_min_blocks, settings.kv_max_blocks)
     length = model_length(settings, config, terms.guaranteed_blocks(layout))
     member = join(
@@ -59,7 +69,9 @@ def _join_pool(
         replace(terms, longest_blocks=-(-length // KV_BLOCK_TOKENS)),
         fixed_bytes=settings.kv_pool_bytes,
     )
-    pool = map_pool(config, _memory_of(member), dtype=dtype)
+    arena = _memory_of(member)
+    memory = tensor_over(arena.address, arena.size_bytes, kind.device)
+    pool = lay_pool(config, memory, dtype=kind.dtype, compute_dtype=kind.compute_dtype)
     allocator = BlockAllocator(extent_blocks=member.extent_blocks)
     log.info(
         "in the node's KV pool %s: brings %d blocks, %d guaranteed, at most %d tokens a request",

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from workers.engines.torch_engine.config import ModelConfig
+from workers.engines.torch_engine.kv_types import FP8, SCALE, dequantize, quantize, scale_bytes, type_name
 from workers.engines.torch_engine.settings import EngineSettings
-from workers.kv.arena import CpuArena
 from workers.kv.layout import KvLayout
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
@@ -26,10 +26,15 @@ class KvPool:
     """All blocks, block by block: a block is one range of bytes over all layers."""
 
     blocks: Tensor
-    """`[blocks, layers, 2, block_tokens, kv_heads, head_size]`, contiguous."""
+    """`[blocks, layers, 2, block_tokens, kv_heads, head_size]`, contiguous; of 8-bit floats
+    `[blocks, bytes]`, since their scales follow inside the block."""
     keys: Tensor
     """The same memory as `[layers, blocks, block_tokens, kv_heads, head_size]`."""
     values: Tensor
+    scales: tuple[Tensor, Tensor] | None = None
+    """Of keys and of values, `[layers, blocks, block_tokens, kv_heads]`; `None`: there are none."""
+    compute_dtype: torch.dtype | None = None
+    """What attention reads; `None`: the type that is kept."""
 
     @staticmethod
     def over(blocks: Tensor) -> KvPool:
@@ -40,6 +45,38 @@ class KvPool:
     def total_blocks(self) -> int:
         """Blocks that have an address; of an arena, only leased ones may be touched."""
         return self.blocks.shape[0]
+
+    @property
+    def read_dtype(self) -> torch.dtype:
+        """Type that `write` and `gather` return."""
+        return self.compute_dtype or self.keys.dtype
+
+    def write(
+        self, layer: int, slots: tuple[Tensor, Tensor], key: Tensor, value: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Fill slots with rows `[rows, kv_heads, head_size]`; return them as they will be read.
+
+        Attention uses what comes back, so that no token depends on whether its context was read from
+        blocks or computed in the same step.
+        """
+        if self.scales is None:
+            self.keys[layer].index_put_(slots, key)
+            self.values[layer].index_put_(slots, value)
+            return key, value
+        return (
+            _write_scaled(self.keys[layer], self.scales[0][layer], slots, key),
+            _write_scaled(self.values[layer], self.scales[1][layer], slots, value),
+        )
+
+    def gather(self, layer: int, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Copy blocks out of a layer: keys and values, each `[blocks, block_tokens, kv_heads, head_size]`."""
+        if self.scales is None:
+            return _gather(self.keys[layer], table), _gather(self.values[layer], table)
+        dtype = self.read_dtype
+        return (
+            dequantize(_gather(self.keys[layer], table), _gather(self.scales[0][layer], table), dtype),
+            dequantize(_gather(self.values[layer], table), _gather(self.scales[1][layer], table), dtype),
+        )
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block's content over another's."""
@@ -63,13 +100,28 @@ class KvPool:
         target.copy_(source)
 
 
+def _write_scaled(codes: Tensor, scales: Tensor, slots: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:
+    new_codes, new_scales = quantize(rows)
+    # As bytes: index_put_ knows no 8-bit floats.
+    codes.view(torch.uint8).index_put_(slots, new_codes.view(torch.uint8))
+    scales.index_put_(slots, new_scales)
+    return dequantize(new_codes, new_scales, rows.dtype)
+
+
+def _gather(blocks: Tensor, table: Tensor) -> Tensor:
+    """Copy blocks; as a matrix of one row a block, which is what index_select copies fastest."""
+    dtype, shape = blocks.dtype, (len(table), *blocks.shape[1:])
+    plain = blocks.view(torch.uint8) if dtype == FP8 else blocks
+    return plain.flatten(1).index_select(0, table).view(dtype).view(shape)
+
+
 def layout_of(config: ModelConfig, dtype: torch.dtype, device_uuid: str = "") -> KvLayout:
-    """Describe this model's blocks for the node's pool."""
+    """Describe this model's blocks for the node's pool; `dtype` is what keys and values are kept as."""
     return KvLayout(
         layers=config.layers,
         kv_heads=config.kv_heads,
         head_size=config.head_size,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=type_name(dtype),
         block_tokens=KV_BLOCK_TOKENS,
         kind=device_uuid or "cpu",
     )
@@ -77,7 +129,8 @@ def layout_of(config: ModelConfig, dtype: torch.dtype, device_uuid: str = "") ->
 
 def block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes of one block over all layers, keys and values."""
-    return config.kv_elements_per_token * KV_BLOCK_TOKENS * dtype.itemsize
+    vectors = 2 * config.layers * KV_BLOCK_TOKENS * config.kv_heads
+    return vectors * (config.head_size * dtype.itemsize + scale_bytes(dtype))
 
 
 def choose_pool_blocks(
@@ -111,18 +164,36 @@ def _budget_bytes(device: torch.device, settings: EngineSettings, weights_bytes:
     return _CPU_DEFAULT_BYTES
 
 
-def allocate_pool(config: ModelConfig, blocks: int, *, dtype: torch.dtype, device: torch.device) -> KvPool:
+def allocate_pool(
+    config: ModelConfig,
+    blocks: int,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    compute_dtype: torch.dtype | None = None,
+) -> KvPool:
     """Allocate a pool of this process alone, zeroed: what is masked is read, and garbage could be NaN."""
-    return KvPool.over(torch.zeros(_shape(config, blocks), dtype=dtype, device=device))
+    memory = torch.zeros(blocks * block_bytes(config, dtype), dtype=torch.uint8, device=device)
+    return lay_pool(config, memory, dtype=dtype, compute_dtype=compute_dtype)
 
 
-def map_pool(config: ModelConfig, arena: CpuArena, *, dtype: torch.dtype) -> KvPool:
-    """Lay tensors over the node's arena. Only leased extents may be touched, and none after its end."""
-    flat = torch.frombuffer(arena.buffer(), dtype=dtype)
-    one = block_bytes(config, dtype) // dtype.itemsize
-    blocks = flat.numel() // one
-    return KvPool.over(flat[: blocks * one].view(_shape(config, blocks)))
-
-
-def _shape(config: ModelConfig, blocks: int) -> tuple[int, ...]:
-    return (blocks, config.layers, 2, KV_BLOCK_TOKENS, config.kv_heads, config.head_size)
+def lay_pool(
+    config: ModelConfig, memory: Tensor, *, dtype: torch.dtype, compute_dtype: torch.dtype | None = None
+) -> KvPool:
+    """Lay blocks over memory, `[bytes]` of uint8: as many as fit. Nothing of it is touched."""
+    one = block_bytes(config, dtype)
+    blocks = len(memory) // one
+    memory = memory[: blocks * one].view(blocks, one)
+    shape = (config.layers, 2, KV_BLOCK_TOKENS, config.kv_heads, config.head_size)
+    if scale_bytes(dtype) == 0:
+        return KvPool.over(memory.view(dtype).view(blocks, *shape))
+    split = one // (config.head_size + scale_bytes(dtype)) * config.head_size
+    codes = torch.unflatten(memory[:, :split].view(dtype), 1, shape)
+    scales = torch.unflatten(memory[:, split:].view(SCALE), 1, shape[:-1])
+    return KvPool(
+        memory,
+        codes[:, :, 0].transpose(0, 1),
+        codes[:, :, 1].transpose(0, 1),
+        (scales[:, :, 0].transpose(0, 1), scales[:, :, 1].transpose(0, 1)),
+        compute_dtype or torch.float32,
+    )

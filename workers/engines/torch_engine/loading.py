@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import torch
 
 from workers.engines.openai_server.metrics import EngineMetrics
+from workers.engines.torch_engine.attention_choice import choose_attention
 from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.engine_loop import EngineLoop
-from workers.engines.torch_engine.kv_memory import open_kv_memory
-from workers.engines.torch_engine.kv_pool import choose_pool_blocks
+from workers.engines.torch_engine.kv_memory import KvKind, open_kv_memory
+from workers.engines.torch_engine.kv_pool import block_bytes, choose_pool_blocks
+from workers.engines.torch_engine.kv_types import choose_kv_dtype, read_traits, type_name
 from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.packing import PackingError, packs_to_bytes
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
@@ -47,7 +49,7 @@ def load_engine(
     metrics: EngineMetrics,
     on_progress: Callable[[float], None],
 ) -> LoadedEngine:
-    """Load everything. Raises `DeviceError`, `WeightsError` or `ValueError`."""
+    """Load everything. Raises `DeviceError`, `WeightsError` or `ValueError`, among them `KvTypeError`."""
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     device = choose_device(settings.device)
@@ -58,12 +60,20 @@ def load_engine(
     if shared and config.tied_embeddings and weights.head is not weights.embedding:
         # The packed head lies on the node once, and each replica's budget has a whole model in it.
         weights_bytes -= weights.head.nbytes
-    blocks = choose_pool_blocks(config, dtype, device, settings, weights_bytes=weights_bytes)
-    memory = open_kv_memory(settings, config, blocks, dtype=dtype, device=device)
+    kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype, read_traits(device))
+    blocks = choose_pool_blocks(config, kv_dtype, device, settings, weights_bytes=weights_bytes)
+    memory = open_kv_memory(settings, config, blocks, KvKind(kv_dtype, dtype, device))
+    attention = choose_attention(settings.attention, config, memory.pool, compute_dtype=dtype)
+    metrics.describe_kv(
+        dtype=type_name(kv_dtype),
+        block_bytes=block_bytes(config, kv_dtype),
+        attention=attention.name,
+        pool="private" if memory.room.tend_seconds is None else "node",
+    )
     budget = settings.max_num_batched_tokens or _STEP_TOKENS.get(device.type, 512)
     limits = SchedulerLimits(settings.max_num_seqs, max(budget, settings.max_num_seqs))
     loop = EngineLoop(
-        Decoder(config, weights, memory.pool),
+        Decoder(config, weights, memory.pool, attention),
         tokenizer,
         memory.allocator,
         Scheduler(memory.allocator, limits, salt=settings.model_name.encode(), room=memory.room),

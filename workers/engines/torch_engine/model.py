@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from workers.engines.torch_engine.batch import BatchBuilder, PackedChunks, SingleChunk, StepBatch
+from workers.engines.torch_engine.attention import AttentionPath, GroupedAttention
+from workers.engines.torch_engine.batch import BatchBuilder, StepBatch
 from workers.engines.torch_engine.config import ModelConfig, RopeConfig
 from workers.engines.torch_engine.kv_pool import KvPool
 from workers.engines.torch_engine.linear import Linear
@@ -34,14 +35,16 @@ class _Layer:
 
 
 class Decoder:
-    """A decoder of the Llama family over a paged KV pool.
+    """A decoder of the Llama family over a paged KV pool."""
 
-    Query heads that share a key-value head are laid along the query axis, so that attention never
-    copies keys or values to repeat them.
-    """
-
-    def __init__(self, config: ModelConfig, weights: ModelWeights, pool: KvPool) -> None:
-        """Bind weights and pool; both stay on their device."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        pool: KvPool,
+        attention: AttentionPath | None = None,
+    ) -> None:
+        """Bind weights and pool; both stay on their device. Without `attention`, attend in groups."""
         self._config = config
         self._embedding = weights.embedding
         self._norm = weights.norm
@@ -51,12 +54,13 @@ class Decoder:
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
         )
         self._pool = pool
-        self._shared = config.heads // config.kv_heads
+        self._attention = attention or GroupedAttention(config)
         self._builder = BatchBuilder(
             device=self.device,
             dtype=self.dtype,
-            shared_heads=self._shared,
+            shared_heads=config.heads // config.kv_heads,
             windows=config.layer_windows,
+            ragged=self._attention.is_ragged,
         )
         self._cosine, self._sine = rotary_tables(config, device=self.device, dtype=self.dtype)
 
@@ -104,55 +108,10 @@ class Decoder:
             query = self._normalize(query, layer.query_norm)
             key = self._normalize(key, layer.key_norm)
         query, key = _rotate(query, rotation), _rotate(key, rotation)
-        keys, values = self._pool.keys[index], self._pool.values[index]
-        keys.index_put_(batch.slots, key)
-        values.index_put_(batch.slots, value)
-        mixed = []
-        for part in batch.attention[layer.window]:
-            span = slice(part.start, part.end)
-            if isinstance(part, PackedChunks):
-                mixed.append(self._attend_packed(part, query[span], (keys, values)))
-            elif part.table is None:
-                mixed.append(self._attend_single(part, query[span], (key[span], value[span])))
-            else:
-                seen = (self._gather(part, keys), self._gather(part, values))
-                mixed.append(self._attend_single(part, query[span], seen))
-        return layer.output(mixed[0] if len(mixed) == 1 else torch.cat(mixed))
-
-    def _attend_packed(self, part: PackedChunks, query: Tensor, pool: tuple[Tensor, Tensor]) -> Tensor:
-        """Attend from a few rows of each sequence: `[rows, heads, size]` to `[rows, heads * size]`."""
-        config = self._config
-        shape = (part.sequences, -1, config.kv_heads, config.head_size)
-        # As a matrix of one row a block, which is what index_select copies fastest.
-        key, value = (
-            blocks.flatten(1).index_select(0, part.table).view(shape).transpose(1, 2) for blocks in pool
+        fresh = self._pool.write(index, batch.slots, key, value)
+        return layer.output(
+            self._attention.mix(batch.attention[layer.window], query, fresh, self._pool, index)
         )
-        if part.padded_rows is not None:
-            query = query[part.padded_rows]
-        folded = query.reshape(part.sequences, -1, config.kv_heads, self._shared, config.head_size)
-        folded = folded.permute(0, 2, 3, 1, 4).flatten(2, 3)
-        mixed = functional.scaled_dot_product_attention(folded, key, value, attn_mask=part.mask)
-        mixed = mixed.view(part.sequences, config.kv_heads, self._shared, -1, config.head_size)
-        mixed = mixed.permute(0, 3, 1, 2, 4).reshape(-1, config.heads * config.head_size)
-        return mixed if part.real_places is None else mixed[part.real_places]
-
-    def _gather(self, part: SingleChunk, blocks: Tensor) -> Tensor:
-        if part.table is None:
-            raise ValueError("a chunk without a table sees itself only")
-        gathered = blocks.flatten(1).index_select(0, part.table)
-        gathered = gathered.view(-1, self._config.kv_heads, self._config.head_size)
-        return gathered[part.first_token : part.end_token]
-
-    def _attend_single(self, part: SingleChunk, query: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
-        """Attend from rows of one sequence to `seen`, keys and values `[tokens, kv_heads, size]`."""
-        config, rows = self._config, len(query)
-        # Key-value heads take the batch's axis, so that those that share one see it without a copy.
-        key, value = (tensor.transpose(0, 1)[:, None].expand(-1, self._shared, -1, -1) for tensor in seen)
-        query = query.reshape(rows, config.kv_heads, self._shared, config.head_size).permute(1, 2, 0, 3)
-        mixed = functional.scaled_dot_product_attention(
-            query, key, value, attn_mask=part.mask, is_causal=part.table is None and rows > 1
-        )
-        return mixed.permute(2, 0, 1, 3).reshape(rows, -1)
 
     def _feed_forward(self, layer: _Layer, hidden: Tensor) -> Tensor:
         gate, up = layer.gate_up(self._normalize(hidden, layer.mlp_norm)).chunk(2, dim=-1)

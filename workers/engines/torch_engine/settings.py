@@ -14,6 +14,10 @@ class EngineSettings:
     model_name: str
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    """What keys and values are kept as: `auto`, `model` or `fp8_e4m3`."""
+    attention: str = "auto"
+    """How to attend: `auto`, `grouped`, `varlen` or `flex`."""
     num_blocks: int | None = None
     kv_memory_bytes: int | None = None
     memory_bytes: int | None = None
