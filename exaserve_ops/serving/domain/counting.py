@@ -58,12 +58,16 @@ class Count:
         noun = "replicas" if role == SERVING else "standbys"
         return [Create(wanted - have, f"{have} of {wanted} {noun} exist", role)]
 
-    def rank(self, replica: ReplicaFacts) -> tuple[int, int, int, int, float, str]:
-        """Lower goes first: who serves nobody, who was replaced, the idlest, the most crowded, the newest."""
+    def rank(self, replica: ReplicaFacts) -> tuple[int, int, int, int, int, float, str]:
+        """Lower goes first: who serves nobody, who was replaced, who spilled to a whole card, the idlest.
+
+        Then the most crowded, then the newest.
+        """
         crowd = self._crowd[replica.node.domain] if replica.node is not None else 0
         return (
             _FIRST_TO_GO[replica.status],
             -int(replica.id in self._replaced),
+            -int(replica.spilled),
             replica.active_sessions,
             -crowd,
             -replica.created_at.timestamp(),

@@ -39,6 +39,8 @@ class ReplicaFacts:
     drain_deadline_at: datetime | None = None
     is_closed: bool = False
     """Ready for its agent, and no gateway can connect to it, or none has yet."""
+    spilled: bool = False
+    """It has a whole card, while its deployment asks for slices."""
 
     @property
     def node_id(self) -> str:

@@ -135,7 +135,10 @@ def _too_many(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> LetGo:
     if replica.status == states.PENDING:
         return LetGo(replica.id, "cancel", why)
     if replica.status == states.READY:
-        why += f"; fewest active sessions ({replica.active_sessions})"
+        first = (
+            "has a whole card, not a slice; active sessions" if replica.spilled else "fewest active sessions"
+        )
+        why += f"; {first} ({replica.active_sessions})"
         return LetGo(replica.id, "drain", why)
     return LetGo(replica.id, "stop", f"{why}; it was {replica.status}")
 

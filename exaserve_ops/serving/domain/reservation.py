@@ -5,7 +5,6 @@ Every sum that is planned with is made here, so that no two places count differe
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,26 +17,6 @@ _MILLION = 1_000_000
 _MARGIN_MILLIONTHS = round(MARGIN_RATIO * _MILLION)
 _SHARED_ON = frozenset({CPU})
 """Kinds of accelerators on which the torch engine maps one copy of the weights for all replicas."""
-_TYPE_BYTES = {"auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
-"""Of one parameter on a CPU, where `auto` computes in float32."""
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimRule:
-    """An engine that takes a share of the whole accelerator, whatever its model needs."""
-
-    option: str
-    default_ratio: float
-    beside_ratio: float = 0.0
-    """What it takes beyond the share, for activations and graphs."""
-
-
-CLAIM_RULES: Mapping[str, ClaimRule] = {
-    # Each vLLM process counts its own memory only, so shares of one card add up.
-    "vllm": ClaimRule("gpu_memory_utilization", 0.92),
-    # SGLang's share is weights and KV alone; without one it takes most of what it finds.
-    "sglang": ClaimRule("mem_fraction_static", 0.88, beside_ratio=0.10),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,50 +105,3 @@ def tally(holdings: Iterable[Holding], sizes: Mapping[str, tuple[str, int]]) -> 
 def margin_bytes(total_bytes: int) -> int:
     """What of an accelerator of this size is never planned with."""
     return total_bytes * _MARGIN_MILLIONTHS // _MILLION
-
-
-def terms_of(
-    engine: str,
-    options: Mapping[str, object],
-    *,
-    digest: str,
-    parameter_count: int | None,
-    needed_bytes: int,
-    mps: MpsShare | None = None,
-) -> Terms:
-    """Return how a replica of such a deployment counts. `needed_bytes`: of each of its accelerators."""
-    rule = CLAIM_RULES.get(engine)
-    if rule is not None:
-        return Terms(claimed_millionths=_claimed_millionths(rule, options), mps=mps)
-    size = _TYPE_BYTES.get(str(options.get("dtype", "auto")))
-    shares = engine == "torch" and options.get("weights", "shared") == "shared"
-    if not (shares and size and digest and parameter_count):
-        return Terms(mps=mps)
-    # Never more than it needs in all: a wish that is too small for its weights must not come out negative.
-    copy_bytes = min(parameter_count * size, needed_bytes)
-    return Terms(f"{digest}/{size}/{copy_bytes}", copy_bytes, mps=mps)
-
-
-def _claimed_millionths(rule: ClaimRule, options: Mapping[str, object]) -> int:
-    given = options.get(rule.option, _from_arguments(rule.option, str(options.get("extra_arguments", ""))))
-    try:
-        ratio = rule.default_ratio if given is None else float(str(given))
-    except ValueError:
-        ratio = rule.default_ratio  # the engine's adapter refuses it by name
-    whole = ratio + rule.beside_ratio
-    if rule.beside_ratio:
-        whole = min(whole, max(ratio, 1 - MARGIN_RATIO))
-    return round(whole * _MILLION)
-
-
-def _from_arguments(option: str, text: str) -> str | None:
-    """The option's value among further arguments, in any spelling that the engines take."""
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return None
-    for place, word in enumerate(words):
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and name.lstrip("-").replace("-", "_") == option:
-            return value if equals else next(iter(words[place + 1 :]), None)
-    return None

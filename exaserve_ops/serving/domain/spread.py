@@ -25,6 +25,8 @@ class DomainLoss:
     """Serving replicas that an even spread over the usable nodes would put here."""
     simulated: bool = False
     """Whether none of its nodes is real."""
+    memory_bytes: int = 0
+    """What it takes elsewhere to have them again; weights that replicas of a node share count once."""
 
     @property
     def is_crowded(self) -> bool:
@@ -71,6 +73,7 @@ def _loss(kind: str, name: str, group: Sequence[NodeRoom], total: int, usable: i
         lost_ratio=serving / total if total else 0.0,
         fair_share=total * sum(node.accepts for node in group) / usable if usable else 0.0,
         simulated=all(node.simulated for node in group),
+        memory_bytes=sum(node.own_bytes for node in group),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -11,12 +10,10 @@ from uuid import UUID
 from django.db.models import Count, F, Q, QuerySet
 
 from exaserve_ops.health.selectors import healing_freeze
-from exaserve_ops.inventory.domain.drain import DRAINING
-from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, SUSPECT
-from exaserve_ops.inventory.models import Accelerator, Node
-from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of
+from exaserve_ops.inventory.domain.liveness import SUSPECT
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import rack_of
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.accelerator_wish import AcceleratorWish, read_wish
 from exaserve_ops.serving.domain.facts import (
     DeploymentSnapshot,
     HealingFacts,
@@ -26,20 +23,17 @@ from exaserve_ops.serving.domain.facts import (
 from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reach import CLOSED
-from exaserve_ops.serving.domain.reservation import (
-    NOTHING_PROMISED,
-    Holding,
-    Promise,
-    Terms,
-    margin_bytes,
-    tally,
-    terms_of,
-)
-from exaserve_ops.serving.domain.rooms import SIZE_UNKNOWN, AcceleratorRoom, NodeRoom, PlacementRequest
+from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
 from exaserve_ops.serving.models import Deployment, Replica
-
-_KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
-_ROOM_ROWS = Replica.objects.filter(status__in=_KNOWN_TO_AGENTS, node__isnull=False).order_by()
+from exaserve_ops.serving.selectors.rooms import (
+    KNOWN_TO_AGENTS,
+    draining_of,
+    placement_request,
+    spilled_replicas,
+    wish_of,
+)
+from exaserve_ops.serving.selectors.rooms import node_rooms as node_rooms
+from exaserve_ops.serving.selectors.rooms import refusal_of as refusal_of
 
 _SETTLED: dict[str, Any] = {
     "status": states.ACTIVE,
@@ -104,18 +98,21 @@ def deployment_snapshot(
     by_id = {node.node_id: node for node in nodes}
     replicas = list(Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED))
     uuids = _accelerators_of([replica.pk for replica in replicas if replica.held_since is not None])
+    request = placement_request(deployment)
+    spilled = spilled_replicas(deployment_id) if request.wish.wants_slice else set()
     return DeploymentSnapshot(
         id=str(deployment.pk),
         name=deployment.name,
         deleting=deployment.status == states.DELETING,
         replicas_wanted=deployment.replicas,
-        request=placement_request(deployment),
+        request=request,
         replicas=tuple(
             _replica_facts(
                 replica,
                 by_id.get(str(replica.node_id)),
                 sessions=active_sessions.get(str(replica.pk), 0),
                 accelerators=uuids.get(replica.pk, ()),
+                spilled=replica.pk in spilled,
             )
             for replica in replicas
         ),
@@ -167,13 +164,18 @@ def _whereabouts(node: Node | None) -> NodeRoom | None:
         accelerators=(),
         same_deployment=0,
         replicas=0,
-        draining=_draining_of(node),
+        draining=draining_of(node),
         suspect=node.liveness == SUSPECT,
     )
 
 
 def _replica_facts(
-    replica: Replica, node: NodeRoom | None, *, sessions: int = 0, accelerators: tuple[str, ...] = ()
+    replica: Replica,
+    node: NodeRoom | None,
+    *,
+    sessions: int = 0,
+    accelerators: tuple[str, ...] = (),
+    spilled: bool = False,
 ) -> ReplicaFacts:
     return ReplicaFacts(
         id=str(replica.pk),
@@ -193,11 +195,8 @@ def _replica_facts(
         accelerator_uuids=accelerators,
         drain_deadline_at=replica.drain_deadline_at,
         is_closed=replica.reach in CLOSED,
+        spilled=spilled,
     )
-
-
-def _draining_of(node: Node) -> str:
-    return (node.drain_reason or "no reason given") if node.drain_status == DRAINING else ""
 
 
 def _healing_facts(deployment: Deployment, now: datetime) -> HealingFacts:
@@ -227,143 +226,10 @@ def _accelerators_of(replica_ids: Sequence[UUID]) -> dict[UUID, tuple[str, ...]]
     return found
 
 
-def placement_request(deployment: Deployment) -> PlacementRequest:
-    """What one replica of a deployment needs of a node."""
-    return PlacementRequest(
-        engine=deployment.engine,
-        memory_bytes=deployment.replica_memory_bytes,
-        accelerators=deployment.accelerators_per_replica,
-        nodes=tuple(deployment.placement.get("nodes", ())),
-        terms=_terms_of(deployment),
-        wish=wish_of(deployment),
-        blocked="" if deployment.replica_memory_bytes else SIZE_UNKNOWN,
-    )
-
-
-def wish_of(deployment: Deployment) -> AcceleratorWish:
-    """Which accelerators a deployment asks for, as it was checked when it was recorded."""
-    asked = {name: value for name, value in deployment.placement.items() if name != "nodes"}
-    return read_wish(**asked)
-
-
-def _terms_of(deployment: Deployment) -> Terms:
-    return terms_of(
-        deployment.engine,
-        deployment.engine_options,
-        digest=deployment.model.digest,
-        parameter_count=deployment.model.parameter_count,
-        needed_bytes=-(-deployment.replica_memory_bytes // deployment.accelerators_per_replica),
-        mps=wish_of(deployment).mps,
-    )
-
-
-def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
-    """All nodes with what is promised of their accelerators, in seven queries.
-
-    Memory is promised until an agent has seen a replica's process group gone. What ails or is being
-    replaced does not count for the spread: its successor does.
-    """
-    nodes = list(nodes_with_hardware())
-    leaving = {node.pk for node in nodes if node.drain_status == DRAINING or node.liveness == DEAD}
-    sizes = {a.uuid: (a.kind, a.memory_bytes) for node in nodes for a in node.accelerators.all()}
-    holdings = live_holdings()
-    held = tally((one for _, one in holdings), sizes)
-    own = tally((one for holder, one in holdings if holder == deployment_id), sizes)
-    total: Counter[UUID] = Counter()
-    here: dict[str, Counter[UUID]] = {role: Counter() for role in Replica.Role.values}
-    rows = list(_ROOM_ROWS.values_list("pk", "node", "deployment", "wanted", "status", "role", "replaces"))
-    replaced = {row[6] for row in rows if row[3] == Replica.Wanted.RUN and row[6]}
-    for pk, node_id, deployment, wanted, status, role, _ in rows:
-        total[node_id] += 1
-        stays = wanted == Replica.Wanted.RUN and status != states.FAILED and pk not in replaced
-        if deployment == deployment_id and stays and node_id not in leaving:
-            here[role][node_id] += 1
-    return tuple(
-        NodeRoom(
-            node_id=str(node.pk),
-            name=node.name,
-            accepts=not refusal_of(node),
-            refusal=refusal_of(node),
-            engines=frozenset(node.engines),
-            rack=rack_of(node),
-            accelerators=tuple(
-                _accelerator_room(a, held.get(a.uuid, NOTHING_PROMISED)) for a in node.accelerators.all()
-            ),
-            same_deployment=here[Replica.Role.SERVING][node.pk],
-            replicas=total[node.pk],
-            same_standby=here[Replica.Role.STANDBY][node.pk],
-            draining=_draining_of(node),
-            drain_is_over=bool(node.drain_deadline_at and node.drain_deadline_at <= now),
-            simulated=node.simulated,
-            suspect=node.liveness == SUSPECT,
-            own_bytes=sum(own[a.uuid].reserved_bytes for a in node.accelerators.all() if a.uuid in own),
-            mps_problem=mps_problem_of(node),
-        )
-        for node in nodes
-    )
-
-
-def mps_problem_of(node: Node) -> str:
-    """Why nothing with an MPS share can run on a node; empty where it can."""
-    return "" if node.mps_ready else node.mps_note or "its agent found no CUDA card"
-
-
-def live_holdings() -> list[tuple[UUID, Holding]]:
-    """What each live replica holds of each accelerator, with its deployment; in two queries."""
-    links = Replica.accelerators.through.objects.filter(replica__status__in=_KNOWN_TO_AGENTS)
-    rows = list(
-        links.values_list("replica", "accelerator", "replica__memory_bytes", "replica__deployment").order_by()
-    )
-    shares = Counter(row[0] for row in rows)
-    holders = Deployment.objects.filter(pk__in={row[3] for row in rows}).select_related("model")
-    terms = {holder.pk: _terms_of(holder) for holder in holders}
-    return [
-        (deployment, Holding(uuid, -(-memory_bytes // shares[replica]), terms[deployment]))
-        for replica, uuid, memory_bytes, deployment in rows
-    ]
-
-
-def _accelerator_room(accelerator: Accelerator, promise: Promise) -> AcceleratorRoom:
-    return AcceleratorRoom(
-        accelerator.uuid,
-        accelerator.kind,
-        accelerator.memory_bytes,
-        promise.reserved_bytes,
-        _quarantine_of(accelerator),
-        accelerator.split,
-        margin_bytes(accelerator.memory_bytes),
-        accelerator.parent_uuid,
-        accelerator.profile,
-        frozenset(promise.copies),
-        promise.replicas,
-        promise.mps_replicas,
-        promise.mps_percent,
-    )
-
-
-def _quarantine_of(accelerator: Accelerator) -> str:
-    if accelerator.quarantined_at is None:
-        return ""
-    return accelerator.quarantine_reason or "no reason given"
-
-
-def refusal_of(node: Node) -> str:
-    """Why a node takes nothing new; empty where it does."""
-    if node.cordoned:
-        return f"cordoned: {node.cordon_reason}" if node.cordon_reason else "cordoned"
-    if node.liveness != ALIVE:
-        return f"{node.liveness}: {node.liveness_reason}" if node.liveness_reason else node.liveness
-    if node.commands_stale_since is not None:
-        return "its agent takes no commands in"
-    if node.address_problem:
-        return f"its address cannot be used: {node.address_problem}"
-    return ""
-
-
 def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
     """The whole wish of one node, ordered by replica, in four queries."""
     replicas = (
-        Replica.objects.filter(node=node_id, status__in=_KNOWN_TO_AGENTS)
+        Replica.objects.filter(node=node_id, status__in=KNOWN_TO_AGENTS)
         .select_related("deployment__model")
         .prefetch_related("deployment__model__files", "accelerators")
         .order_by("pk")

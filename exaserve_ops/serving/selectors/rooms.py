@@ -1,0 +1,174 @@
+"""Reading of what is promised of nodes and accelerators, and what still fits on them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import datetime
+from uuid import UUID
+
+from exaserve_ops.inventory.domain.drain import DRAINING
+from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, SUSPECT
+from exaserve_ops.inventory.models import Accelerator, Node
+from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.accelerator_wish import AcceleratorWish, read_wish
+from exaserve_ops.serving.domain.reservation import (
+    NOTHING_PROMISED,
+    Holding,
+    Promise,
+    Terms,
+    margin_bytes,
+    tally,
+)
+from exaserve_ops.serving.domain.rooms import SIZE_UNKNOWN, AcceleratorRoom, NodeRoom, PlacementRequest
+from exaserve_ops.serving.domain.terms import terms_of
+from exaserve_ops.serving.models import Deployment, Replica
+
+KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
+_ROOM_ROWS = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by()
+
+
+def placement_request(deployment: Deployment) -> PlacementRequest:
+    """What one replica of a deployment needs of a node."""
+    return PlacementRequest(
+        engine=deployment.engine,
+        memory_bytes=deployment.replica_memory_bytes,
+        accelerators=deployment.accelerators_per_replica,
+        nodes=tuple(deployment.placement.get("nodes", ())),
+        terms=_terms_of(deployment),
+        wish=wish_of(deployment),
+        blocked="" if deployment.replica_memory_bytes else SIZE_UNKNOWN,
+    )
+
+
+def wish_of(deployment: Deployment) -> AcceleratorWish:
+    """Which accelerators a deployment asks for, as it was checked when it was recorded."""
+    asked = {name: value for name, value in deployment.placement.items() if name != "nodes"}
+    return read_wish(**asked)
+
+
+def _terms_of(deployment: Deployment) -> Terms:
+    return terms_of(
+        deployment.engine,
+        deployment.engine_options,
+        digest=deployment.model.digest,
+        parameter_count=deployment.model.parameter_count,
+        needed_bytes=-(-deployment.replica_memory_bytes // deployment.accelerators_per_replica),
+        mps=wish_of(deployment).mps,
+    )
+
+
+def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
+    """All nodes with what is promised of their accelerators, in seven queries.
+
+    Memory is promised until an agent has seen a replica's process group gone. What ails or is being
+    replaced does not count for the spread: its successor does.
+    """
+    nodes = list(nodes_with_hardware())
+    leaving = {node.pk for node in nodes if node.drain_status == DRAINING or node.liveness == DEAD}
+    sizes = {a.uuid: (a.kind, a.memory_bytes) for node in nodes for a in node.accelerators.all()}
+    holdings = live_holdings()
+    held = tally((one for _, one in holdings), sizes)
+    own = tally((one for holder, one in holdings if holder == deployment_id), sizes)
+    total: Counter[UUID] = Counter()
+    here: dict[str, Counter[UUID]] = {role: Counter() for role in Replica.Role.values}
+    rows = list(_ROOM_ROWS.values_list("pk", "node", "deployment", "wanted", "status", "role", "replaces"))
+    replaced = {row[6] for row in rows if row[3] == Replica.Wanted.RUN and row[6]}
+    for pk, node_id, deployment, wanted, status, role, _ in rows:
+        total[node_id] += 1
+        stays = wanted == Replica.Wanted.RUN and status != states.FAILED and pk not in replaced
+        if deployment == deployment_id and stays and node_id not in leaving:
+            here[role][node_id] += 1
+    return tuple(
+        NodeRoom(
+            node_id=str(node.pk),
+            name=node.name,
+            accepts=not refusal_of(node),
+            refusal=refusal_of(node),
+            engines=frozenset(node.engines),
+            rack=rack_of(node),
+            accelerators=tuple(
+                _accelerator_room(a, held.get(a.uuid, NOTHING_PROMISED)) for a in node.accelerators.all()
+            ),
+            same_deployment=here[Replica.Role.SERVING][node.pk],
+            replicas=total[node.pk],
+            same_standby=here[Replica.Role.STANDBY][node.pk],
+            draining=draining_of(node),
+            drain_is_over=bool(node.drain_deadline_at and node.drain_deadline_at <= now),
+            simulated=node.simulated,
+            suspect=node.liveness == SUSPECT,
+            own_bytes=sum(own[a.uuid].reserved_bytes for a in node.accelerators.all() if a.uuid in own),
+            mps_problem=mps_problem_of(node),
+        )
+        for node in nodes
+    )
+
+
+def mps_problem_of(node: Node) -> str:
+    """Why nothing with an MPS share can run on a node; empty where it can."""
+    return "" if node.mps_ready else node.mps_note or "its agent found no CUDA card"
+
+
+def live_holdings() -> list[tuple[UUID, Holding]]:
+    """What each live replica holds of each accelerator, with its deployment; in two queries."""
+    links = Replica.accelerators.through.objects.filter(replica__status__in=KNOWN_TO_AGENTS)
+    rows = list(
+        links.values_list("replica", "accelerator", "replica__memory_bytes", "replica__deployment").order_by()
+    )
+    shares = Counter(row[0] for row in rows)
+    holders = Deployment.objects.filter(pk__in={row[3] for row in rows}).select_related("model")
+    terms = {holder.pk: _terms_of(holder) for holder in holders}
+    return [
+        (deployment, Holding(uuid, -(-memory_bytes // shares[replica]), terms[deployment]))
+        for replica, uuid, memory_bytes, deployment in rows
+    ]
+
+
+def _accelerator_room(accelerator: Accelerator, promise: Promise) -> AcceleratorRoom:
+    return AcceleratorRoom(
+        accelerator.uuid,
+        accelerator.kind,
+        accelerator.memory_bytes,
+        promise.reserved_bytes,
+        _quarantine_of(accelerator),
+        accelerator.split,
+        margin_bytes(accelerator.memory_bytes),
+        accelerator.parent_uuid,
+        accelerator.profile,
+        frozenset(promise.copies),
+        promise.replicas,
+        promise.mps_replicas,
+        promise.mps_percent,
+    )
+
+
+def _quarantine_of(accelerator: Accelerator) -> str:
+    if accelerator.quarantined_at is None:
+        return ""
+    return accelerator.quarantine_reason or "no reason given"
+
+
+def refusal_of(node: Node) -> str:
+    """Why a node takes nothing new; empty where it does."""
+    if node.cordoned:
+        return f"cordoned: {node.cordon_reason}" if node.cordon_reason else "cordoned"
+    if node.liveness != ALIVE:
+        return f"{node.liveness}: {node.liveness_reason}" if node.liveness_reason else node.liveness
+    if node.commands_stale_since is not None:
+        return "its agent takes no commands in"
+    if node.address_problem:
+        return f"its address cannot be used: {node.address_problem}"
+    return ""
+
+
+def spilled_replicas(deployment_id: UUID) -> set[UUID]:
+    """Live replicas of a deployment that have a whole card."""
+    links = Replica.accelerators.through.objects.filter(
+        replica__deployment=deployment_id, replica__status__in=KNOWN_TO_AGENTS, accelerator__parent_uuid=""
+    )
+    return set(links.values_list("replica", flat=True))
+
+
+def draining_of(node: Node) -> str:
+    """Why everything on a node shall move away; empty where it shall not."""
+    return (node.drain_reason or "no reason given") if node.drain_status == DRAINING else ""
