@@ -28,6 +28,10 @@ class InferenceSession(models.Model):
     last_ttft_seconds = models.FloatField(null=True, blank=True)
     last_outcome = models.CharField(max_length=32, blank=True)
     last_why = models.CharField(max_length=32, blank=True)
+    latest_turns = models.JSONField(default=list, blank=True)
+    """Rows of `domain.timeline.TurnMark`, bounded."""
+    stays = models.JSONField(default=list, blank=True)
+    """Rows of `domain.timeline.Stay`, bounded."""
     last_turn_key = models.CharField(
         max_length=40, blank=True, help_text="Stream position of the last turn counted in."
     )

@@ -7,6 +7,8 @@ from uuid import UUID
 
 from django.db.models import Count, QuerySet
 
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.sessions.domain.timeline import read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession
 
 ACTIVE_FOR = timedelta(minutes=10)
@@ -31,3 +33,10 @@ def active_sessions_by_replica(deployment_id: UUID, *, now: datetime) -> dict[st
         .annotate(count=Count("pk"))
     )
     return {str(replica): count for replica, count in rows}
+
+
+def replicas_of_timeline(session: InferenceSession) -> dict[str, Replica]:
+    """Replicas that a conversation's timeline names and that are still on record, by id."""
+    ids = {turn.replica_id for turn in read_turns(session.latest_turns)}
+    ids |= {stay.replica_id for stay in read_stays(session.stays)}
+    return {str(replica.pk): replica for replica in Replica.objects.filter(pk__in=ids - {""})}

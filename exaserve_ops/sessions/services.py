@@ -10,6 +10,7 @@ from django.db import transaction
 
 from exaserve_ops.routing.domain.records import TurnRecord
 from exaserve_ops.serving.models import Replica
+from exaserve_ops.sessions.domain.timeline import TurnMark, add_to_stays, add_turn
 from exaserve_ops.sessions.models import InferenceSession
 
 OUTCOMES_THAT_COUNT_AS_SERVED = frozenset({"ok", "client_gone"})
@@ -77,6 +78,8 @@ _MUTABLE = [
     "last_ttft_seconds",
     "last_outcome",
     "last_why",
+    "latest_turns",
+    "stays",
     "last_turn_key",
     "last_turn_at",
 ]
@@ -107,9 +110,28 @@ def _count(row: InferenceSession, positioned: PositionedTurn, nodes: dict[str, s
     row.last_ttft_seconds = turn.ttft_seconds
     row.last_outcome = turn.outcome
     row.last_why = turn.why
+    mark = _mark(turn)
+    row.latest_turns = add_turn(row.latest_turns, mark)
+    if turn.replica_id:
+        row.stays = add_to_stays(row.stays, mark, nodes.get(turn.replica_id, ""))
     row.last_turn_key = positioned.position
     row.last_turn_at = max(
         row.last_turn_at, datetime.fromtimestamp(turn.started_at_seconds + turn.duration_seconds, tz=UTC)
+    )
+
+
+def _mark(turn: TurnRecord) -> TurnMark:
+    return TurnMark(
+        at_seconds=turn.started_at_seconds,
+        duration_seconds=turn.duration_seconds,
+        ttft_seconds=turn.ttft_seconds,
+        replica_id=turn.replica_id,
+        why=turn.why,
+        outcome=turn.outcome,
+        prompt_tokens=turn.prompt_tokens,
+        cached_tokens=turn.cached_tokens,
+        completion_tokens=turn.completion_tokens,
+        attempts=turn.attempts,
     )
 
 

@@ -18,6 +18,7 @@ from exaserve_ops.inventory.models import JoinToken, Node
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.replicas import advance_replica, create_replicas, place_replica
+from exaserve_ops.sessions.domain.timeline import TurnMark, add_to_stays, add_turn
 from exaserve_ops.sessions.models import InferenceSession
 from tests.api.conftest import Telemetry
 from tests.fakes.world import (
@@ -153,6 +154,9 @@ def test_stopped_replicas_are_listed_when_asked_for(
     assert viewer.get(f"/api/v1/replicas?node={node.pk}&deployment={deployment.pk}").json()["count"] == 1
 
 
+MARK = TurnMark(1.8e9, 2.0, 0.25, "r1", "new", "ok", 100, None, 20)
+
+
 def test_sessions_are_found_by_replica_node_and_time(
     viewer: JsonClient, deployment: Deployment, node: Node
 ) -> None:
@@ -166,12 +170,21 @@ def test_sessions_are_found_by_replica_node_and_time(
             node_name=node.name,
             first_turn_at=NOW,
             last_turn_at=at,
+            latest_turns=add_turn([], MARK),
+            stays=add_to_stays([], MARK, node.name),
         )
     since = (NOW + timedelta(minutes=1)).isoformat().replace("+", "%2B")
     found = viewer.get(f"/api/v1/sessions?since={since}&replica={replica.pk}&node=n1").json()
     assert [s["session_id"] for s in found["results"]] == ["s2", "s1"]
     one = viewer.get(f"/api/v1/sessions/{found['results'][0]['id']}").json()
     assert one["session_id"] == "s2"
+    assert one["latest_turns"][0] == {
+        "at": "2027-01-15T08:00:00Z",
+        **{name: value for name, value in MARK._asdict().items() if name != "at_seconds"},
+    }
+    assert one["stays"][0]["node_name"] == "n1"
+    assert one["stays"][0]["last_at"] == "2027-01-15T08:00:02Z"
+    assert "latest_turns" not in found["results"][0], "lists stay short"
     assert viewer.get("/api/v1/sessions?since=yesterday").status_code == 400
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from django.test import Client
 from django.urls import reverse
 
 from exaserve_ops.access.models import ApiKey
+from exaserve_ops.sessions.domain.timeline import TurnMark, add_to_stays, add_turn
 from exaserve_ops.sessions.models import InferenceSession
 from tests.dashboard.conftest import World, addresses
 
@@ -44,3 +46,40 @@ def test_long_session_ids_are_cut_and_can_be_copied_whole(operator: Client, worl
     page = operator.get(reverse("sessions")).content.decode()
     assert ">13000596-2…dc2613<" in page
     assert f'data-copy="{whole}"' in page
+
+
+def test_session_page_shows_its_course_and_names_replicas_that_are_gone(
+    operator: Client, world: World
+) -> None:
+    session = InferenceSession.objects.get(pk=world["pk"])
+    here, gone = str(session.replica_id), "00000000-0000-4000-8000-000000000000"
+    marks = [
+        TurnMark(1.8e9 + n, 2.0, 0.1 * (n + 1), replica, why, outcome, 100, 64, 20)
+        for n, (replica, why, outcome) in enumerate(
+            [(gone, "new", "ok"), (here, "repinned", "ok"), (here, "sticky", "engine_error")]
+        )
+    ]
+    marks.append(TurnMark(1.8e9 + 9, 1.0, None, "", "", "unavailable", None, None, None, attempts=3))
+    turns: list[list[Any]] = []
+    stays: list[list[Any]] = []
+    for mark in marks:
+        turns = add_turn(turns, mark)
+        stays = add_to_stays(stays, mark, "n1") if mark.replica_id else stays
+    InferenceSession.objects.filter(pk=session.pk).update(latest_turns=turns, stays=stays)
+    page = operator.get(reverse("session", args=[session.pk])).content.decode()
+    assert page.count("<rect") == 4
+    assert page.count("failed") >= 2, "a bar of a turn that failed is marked"
+    assert "gone" in page
+    assert "3 attempts" in page
+    assert page.count("<tr>") == 2 + 4 + 2, "two heads, four turns, two stays"
+
+
+def test_session_page_without_kept_turns_says_so(operator: Client, world: World) -> None:
+    page = operator.get(reverse("session", args=[world["pk"]])).content.decode()
+    assert "No turn is kept" in page
+
+
+def test_sessions_are_found_by_their_node(operator: Client, world: World) -> None:
+    InferenceSession.objects.filter(pk=world["pk"]).update(node_name="rack7-node3")
+    assert "s-1" in operator.get(reverse("sessions"), {"q": "node3"}).content.decode()
+    assert "Nothing matches" in operator.get(reverse("sessions"), {"q": "node4"}).content.decode()

@@ -14,7 +14,9 @@ from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.routing.domain.records import TurnRecord
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.replicas import create_replicas
+from exaserve_ops.sessions.domain.timeline import LATEST_STAYS, LATEST_TURNS, read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession
+from exaserve_ops.sessions.selectors import replicas_of_timeline
 from exaserve_ops.sessions.services import PositionedTurn, record_turns
 from tests.fakes.fleet import NOW, make_deployment
 from workers.engines.demo_model import make_demo_model
@@ -113,3 +115,28 @@ def test_a_model_folder_is_read_and_what_it_lacks_is_named(tmp_path: Path) -> No
     weights.write_bytes(b"\xff" * 64)
     with pytest.raises(InvalidInputError, match="header"):
         ModelFolder().read(str(folder))
+
+
+def test_course_of_a_conversation_is_kept_turn_by_turn_and_stay_by_stay(replicas: list[Replica]) -> None:
+    first, second = (str(r.pk) for r in replicas)
+    for start, replica in ((1, first), (2, first), (3, second), (4, first)):
+        record_turns(positioned(turn("s", replica), start=start))
+    row = InferenceSession.objects.get()
+    assert [t.replica_id for t in read_turns(row.latest_turns)] == [first, first, second, first]
+    assert [(s.replica_id, s.turns, s.node_name) for s in read_stays(row.stays)] == [
+        (first, 2, "n"),
+        (second, 1, "n"),
+        (first, 1, "n"),
+    ]
+    assert set(replicas_of_timeline(row)) == {first, second}
+
+
+def test_course_is_bounded_and_a_turn_that_reached_nobody_is_no_stay(replicas: list[Replica]) -> None:
+    ids = [str(r.pk) for r in replicas]
+    record_turns(positioned(*(turn("s", ids[n % 2]) for n in range(100))))
+    record_turns(positioned(turn("s", outcome="unavailable"), start=200))
+    row = InferenceSession.objects.get()
+    turns, stays = read_turns(row.latest_turns), read_stays(row.stays)
+    assert (len(turns), len(stays)) == (LATEST_TURNS, LATEST_STAYS)
+    assert (turns[-1].replica_id, turns[-1].outcome) == ("", "unavailable")
+    assert stays[-1].replica_id == ids[1]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import ClassVar
+from datetime import UTC, datetime
+from typing import Any, ClassVar
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from exaserve_ops.access.models import ApiKey, Scope
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.audit.models import Event
 from exaserve_ops.lib import clock
+from exaserve_ops.sessions.domain.timeline import read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession
 
 
@@ -38,6 +40,68 @@ class SessionSerializer(serializers.ModelSerializer[InferenceSession]):
             "first_turn_at",
             "last_turn_at",
         ]
+
+
+class TurnMarkSerializer(StrictSerializer):
+    """One turn of a conversation; `null` is what the engine did not say."""
+
+    at = serializers.DateTimeField()
+    duration_seconds = serializers.FloatField()
+    ttft_seconds = serializers.FloatField(allow_null=True)
+    replica_id = serializers.CharField(help_text="Empty where no replica was reached.")
+    why = serializers.CharField(help_text="Why it went there.")
+    outcome = serializers.CharField()
+    prompt_tokens = serializers.IntegerField(allow_null=True)
+    cached_tokens = serializers.IntegerField(allow_null=True)
+    completion_tokens = serializers.IntegerField(allow_null=True)
+    attempts = serializers.IntegerField()
+
+
+class StaySerializer(StrictSerializer):
+    """Turns in a row at one replica."""
+
+    replica_id = serializers.CharField()
+    node_name = serializers.CharField()
+    first_at = serializers.DateTimeField()
+    last_at = serializers.DateTimeField()
+    turns = serializers.IntegerField()
+    why = serializers.CharField(help_text="Why the first of them went there.")
+
+
+class SessionDetailSerializer(SessionSerializer):
+    """A conversation with its course: the latest 40 turns and 20 stays, oldest first."""
+
+    latest_turns = serializers.SerializerMethodField()
+    stays = serializers.SerializerMethodField()
+
+    class Meta(SessionSerializer.Meta):
+        fields: ClassVar[list[str]] = [*SessionSerializer.Meta.fields, "latest_turns", "stays"]
+
+    @extend_schema_field(TurnMarkSerializer(many=True))
+    def get_latest_turns(self, session: InferenceSession) -> list[dict[str, Any]]:
+        """Return the kept turns."""
+        turns = read_turns(session.latest_turns)
+        return [{"at": _moment(turn.at_seconds), **_without(turn._asdict(), "at_seconds")} for turn in turns]
+
+    @extend_schema_field(StaySerializer(many=True))
+    def get_stays(self, session: InferenceSession) -> list[dict[str, Any]]:
+        """Return the kept stays."""
+        return [
+            {
+                "first_at": _moment(stay.first_seconds),
+                "last_at": _moment(stay.last_seconds),
+                **_without(stay._asdict(), "first_seconds", "last_seconds"),
+            }
+            for stay in read_stays(session.stays)
+        ]
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, tz=UTC)
+
+
+def _without(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 class EventSerializer(serializers.ModelSerializer[Event]):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from django_filters.rest_framework import DjangoFilterBackend
+from rest_framework.serializers import BaseSerializer
 
 from exaserve_ops.api.filters import EventFilter, SessionFilter
 from exaserve_ops.api.pagination import EventCursor
-from exaserve_ops.api.serializers.records import EventSerializer, SessionSerializer
+from exaserve_ops.api.serializers.records import EventSerializer, SessionDetailSerializer, SessionSerializer
 from exaserve_ops.api.views.base import ReadableViewSet
 from exaserve_ops.audit.models import Event
 from exaserve_ops.sessions.models import InferenceSession
@@ -27,6 +28,10 @@ class SessionViewSet(ReadableViewSet[InferenceSession]):
         "list": "inference_sessions.view_inferencesession",
         "retrieve": "inference_sessions.view_inferencesession",
     }
+
+    def get_serializer_class(self) -> type[BaseSerializer[InferenceSession]]:
+        """One conversation alone comes with its course."""
+        return SessionDetailSerializer if self.action == "retrieve" else SessionSerializer
 
 
 class EventViewSet(ReadableViewSet[Event]):

@@ -13,12 +13,16 @@ from django.views.decorators.http import require_safe
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.access import requires
+from exaserve_ops.dashboard.conversation import describe_course
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.problems import PROBLEM_EVENTS
 from exaserve_ops.dashboard.simulation import simulated_subjects
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Deployment, Model, Replica
+from exaserve_ops.sessions.domain.timeline import read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession
+from exaserve_ops.sessions.selectors import count_live_sessions, replicas_of_timeline
 
 FOUND_OF_EACH = 8
 _SUBJECTS = (
@@ -42,10 +46,15 @@ def sessions(request: HttpRequest) -> HttpResponse:
         request,
         InferenceSession.objects.select_related("replica__node").order_by("-last_turn_at"),
         choices={"model": ("Model", "model_name", [(name, name) for name in models])},
-        search_in=("session_id",),
-        searchable="session id",
+        search_in=("session_id", "node_name", "replica__name"),
+        searchable="session, node or replica",
     )
-    context = {"title": "Sessions", "listing": listing, "rows": listing.page.object_list}
+    context = {
+        "title": "Sessions",
+        "listing": listing,
+        "rows": listing.page.object_list,
+        "live": count_live_sessions(clock.now()),
+    }
     return render(request, "sessions/list.html", context)
 
 
@@ -56,7 +65,9 @@ def session(request: HttpRequest, pk: int) -> HttpResponse:
     found = get_object_or_404(
         InferenceSession.objects.select_related("replica__node", "replica__deployment"), pk=pk
     )
-    context = {"title": f"Session {found.session_id}", "session": found}
+    names = {key: replica.name for key, replica in replicas_of_timeline(found).items()}
+    course = describe_course(read_turns(found.latest_turns), read_stays(found.stays), names)
+    context = {"title": f"Session {found.session_id}", "session": found, "course": course}
     return render(request, "sessions/page.html", context)
 
 

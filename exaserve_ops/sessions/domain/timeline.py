@@ -1,0 +1,64 @@
+"""What is kept of a conversation's course: its latest turns, and its stays at replicas. Pure, bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+LATEST_TURNS = 40
+LATEST_STAYS = 20
+
+
+class TurnMark(NamedTuple):
+    """One turn, as it is kept. Times in Unix seconds; `None` is what the engine did not say."""
+
+    at_seconds: float
+    duration_seconds: float
+    ttft_seconds: float | None
+    replica_id: str
+    why: str
+    outcome: str
+    prompt_tokens: int | None
+    cached_tokens: int | None
+    completion_tokens: int | None
+    attempts: int = 1
+
+
+class Stay(NamedTuple):
+    """Turns in a row at one replica."""
+
+    replica_id: str
+    node_name: str
+    first_seconds: float
+    last_seconds: float
+    turns: int
+    why: str
+    """Why its first turn went there."""
+
+
+def add_turn(turns: Sequence[Sequence[Any]], turn: TurnMark) -> list[list[Any]]:
+    """Append a turn; the oldest ones beyond the bound are dropped."""
+    return [*(list(known) for known in turns[-(LATEST_TURNS - 1) :]), list(turn)]
+
+
+def add_to_stays(stays: Sequence[Sequence[Any]], turn: TurnMark, node_name: str) -> list[list[Any]]:
+    """Count a turn into the last stay, or begin a new one where it went elsewhere."""
+    kept = [list(stay) for stay in stays]
+    end = turn.at_seconds + turn.duration_seconds
+    if kept:
+        last = Stay(*kept[-1])
+        if last.replica_id == turn.replica_id:
+            longer = last._replace(last_seconds=max(last.last_seconds, end), turns=last.turns + 1)
+            return [*kept[:-1], list(longer)]
+    began = Stay(turn.replica_id, node_name, turn.at_seconds, end, 1, turn.why)
+    return [*kept[-(LATEST_STAYS - 1) :], list(began)]
+
+
+def read_turns(kept: Sequence[Sequence[Any]]) -> list[TurnMark]:
+    """Read what `add_turn` made, oldest first."""
+    return [TurnMark(*turn) for turn in kept]
+
+
+def read_stays(kept: Sequence[Sequence[Any]]) -> list[Stay]:
+    """Read what `add_to_stays` made, oldest first."""
+    return [Stay(*stay) for stay in kept]
