@@ -191,6 +191,7 @@ def load_words(load: Mapping[str, Any]) -> dict[str, str]:
         "ttft": duration(load.get("ttft_p95_seconds")),
         "running": number(load.get("requests_running"), 0),
         "waiting": number(load.get("requests_waiting"), 0),
+        "tokens": number(load.get("generation_tokens_per_second")),
     }
 
 

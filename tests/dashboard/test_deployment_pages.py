@@ -10,8 +10,9 @@ from django.urls import reverse
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.services.replicas import create_replicas
 from tests.dashboard.conftest import World, addresses
-from tests.fakes.world import make_deployment, make_model, make_node
+from tests.fakes.world import NOW, make_deployment, make_model, make_node
 
 
 def test_deployments_that_share_a_name_point_to_each_other(operator: Client, world: World) -> None:
@@ -22,6 +23,25 @@ def test_deployments_that_share_a_name_point_to_each_other(operator: Client, wor
     page = operator.get(addresses(world)["deployment"]).content.decode()
     assert "Shares its name" in page
     assert f"/deployments/{twin.pk}" in page
+
+
+def test_a_large_deployment_is_shown_by_pages_and_searched_on_the_server(operator: Client) -> None:
+    deployment = make_deployment("large", replicas=120)
+    made = create_replicas(deployment.pk, 120, why="120 of 120", actor="test", now=NOW)
+    make_deployment("other")
+    address = reverse("deployment", args=[deployment.pk])
+    first = operator.get(address).content.decode()
+    assert first.count('id="replica-') == 50
+    assert "1\u201350 of 120" in first
+    last = operator.get(address, {"page": 3}).content.decode()
+    assert "101\u2013120 of 120" in last
+    sought = max(replica.name for replica in made)
+    assert sought not in first
+    found = operator.get(address, {"q": sought}).content.decode()
+    assert found.count('id="replica-') == 1
+    assert sought in found
+    stopped = operator.get(address, {"state": "stopped"}).content.decode()
+    assert "No replica of this deployment has what the filters ask for" in stopped
 
 
 def test_a_name_that_another_model_serves_is_refused_beside_the_field(operator: Client, world: World) -> None:

@@ -65,7 +65,13 @@ def test_loads_stand_in_the_table_and_are_renewed_never_as_zero(
     assert "37\u202f%" in row
     asked = {"ids": f"{world['replica_id']},nonsense"}
     assert operator.get(reverse("replica_loads"), asked).json() == {
-        str(world["replica_id"]): {"kv": "37\u202f%", "ttft": "\u2013", "running": "3", "waiting": "0"}
+        str(world["replica_id"]): {
+            "kv": "37\u202f%",
+            "ttft": "\u2013",
+            "running": "3",
+            "waiting": "0",
+            "tokens": "\u2013",
+        }
     }
     telemetry["received_at"] -= 60
     assert "37\u202f%" not in operator.get(reverse("replicas")).content.decode()

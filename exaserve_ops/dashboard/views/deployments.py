@@ -23,6 +23,7 @@ from exaserve_ops.dashboard.simulation import simulated_replicas_of
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment, Model
@@ -34,7 +35,6 @@ from exaserve_ops.serving.services.deployments import (
     update_deployment,
 )
 
-SHOWN_REPLICAS = 100
 SHOWN_LOSSES = 8
 CONFLICT = 409
 
@@ -80,17 +80,22 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         found.ready_count = found.kept_count = found.failed_count = 0
         found.standby_ready_count = found.standby_kept_count = 0
     _with_simulated([found])
-    replicas = replicas_with_places().filter(deployment=deployment_id)
-    live = replicas.exclude(status=states.STOPPED)
+    replicas = replicas_with_places().filter(deployment=deployment_id).order_by("name")
+    listing = list_page(
+        request,
+        replicas if request.GET.get("state") else replicas.exclude(status=states.STOPPED),
+        choices={"state": ("State", "status", REPLICA.choices)},
+        search_in=("name", "node__name", "reason"),
+        searchable="name, node or reason",
+    )
     context = {
         "title": title_state([(found.failed_count, "failed")], found.name),
         "deployment": found,
-        "replicas": with_loads(live[:SHOWN_REPLICAS], now_seconds=clock.unix_seconds()),
-        "replica_total": live.count(),
+        "listing": listing,
+        "rows": with_loads(listing.page.object_list, now_seconds=clock.unix_seconds()),
         "namesakes": Deployment.objects.filter(served_name=found.served_name, status=states.ACTIVE)
         .exclude(pk=deployment_id)
         .values_list("pk", "name"),
-        "shown_replicas": SHOWN_REPLICAS,
         "events": history_of("deployment", deployment_id),
         "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),
     }

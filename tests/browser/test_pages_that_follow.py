@@ -1,0 +1,78 @@
+"""Pages that follow what happens, and lists that are searched while somebody types, in Chromium."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from exaserve_ops.inventory.services import cordon_node
+from exaserve_ops.serving.services.replicas import create_replicas
+from tests.browser.conftest import Complaints, Site
+from tests.fakes.live_fleet import PaperFleet
+from tests.fakes.world import NOW, make_deployment, make_node
+
+pytestmark = pytest.mark.browser
+
+COUNT_RENEWALS = """() => {
+  window.renewals = 0;
+  document.addEventListener("renewed", () => { window.renewals += 1; });
+}"""
+
+
+def _open(page: Page, site: Site, fleet: PaperFleet, path: str) -> None:
+    fleet.publish()
+    page.goto(site.url + path)
+    expect(page.locator("[data-live]")).to_have_text(re.compile("live"))
+
+
+def test_a_deployments_page_shows_replicas_that_are_made_meanwhile(
+    page: Page, site: Site, fleet: PaperFleet, complaints: Complaints
+) -> None:
+    deployment = make_deployment()
+    _open(page, site, fleet, f"/deployments/{deployment.pk}")
+    expect(page.locator("#listing")).to_contain_text("No replica exists")
+    made = create_replicas(deployment.pk, 2, why="2 of 2", actor="test", now=NOW)
+    expect(page.locator("#listing tbody tr")).to_have_count(2)
+    expect(page.locator("#listing")).to_contain_text(made[1].name)
+    assert complaints == []
+
+
+def test_what_somebody_is_busy_with_is_left_alone_while_the_rest_follows(
+    page: Page, site: Site, fleet: PaperFleet
+) -> None:
+    node = make_node("gpu-7")
+    _open(page, site, fleet, f"/nodes/{node.pk}")
+    page.evaluate(COUNT_RENEWALS)
+    page.locator("summary", has_text="Drain").click()
+    why = page.locator("details[open] [name=reason]")
+    why.fill("its fans")
+    cordon_node(node.pk, reason="by somebody else", actor="user:olga", now=NOW)
+    expect(page.locator("#node-state")).to_contain_text("cordoned")
+    expect(page.locator("#node-notices")).to_contain_text("by somebody else")
+    page.wait_for_function("() => window.renewals > 0")
+    expect(why).to_be_visible()
+    expect(why).to_have_value("its fans")
+    expect(page.locator("#node-actions")).to_contain_text("Cordon…")
+
+
+def test_a_search_goes_on_while_its_first_letters_are_looked_for(
+    page: Page, site: Site, fleet: PaperFleet, complaints: Complaints
+) -> None:
+    for name in ("gpu-1", "gpu-2", "cpu-1"):
+        make_node(name)
+    _open(page, site, fleet, "/nodes")
+    field = page.locator(".filters [name=q]")
+    field.click()
+    page.keyboard.type("gp")
+    page.wait_for_url("**q=gp&**")
+    expect(page.locator("#listing tbody tr")).to_have_count(2)
+    page.keyboard.type("u-2")
+    page.wait_for_url("**q=gpu-2&**")
+    expect(page.locator("#listing tbody tr")).to_have_count(1)
+    expect(field).to_be_focused()
+    expect(field).to_have_value("gpu-2")
+    page.locator("#show-all a").click()
+    expect(page.locator("#listing tbody tr")).to_have_count(3)
+    assert complaints == []
