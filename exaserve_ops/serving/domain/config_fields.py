@@ -134,6 +134,29 @@ class Fields:
             return value
         return None
 
+    def count(self, name: str, default: int) -> int:
+        """A whole number that may be 0; `default` if absent. Raises `LayoutError` if it is no such number."""
+        value = self._config.get(name)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise LayoutError(f"config.json has no usable '{name}' (found {value!r})")
+        return value
+
+    def numbers(self, *names: str) -> frozenset[int] | None:
+        """First list of whole numbers under one of these names; `None` if none is there.
+
+        Raises `LayoutError` if it holds anything else.
+        """
+        for name in names:
+            value = self._config.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+                raise LayoutError(f"'{name}' is no list of whole numbers")
+            return frozenset(value)
+        return None
+
     def layers(self) -> int:
         """Number of decoder layers."""
         return self.whole(LAYERS, self._defaults.layers if self._defaults else None)

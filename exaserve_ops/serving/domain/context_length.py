@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from exaserve_ops.serving.domain.class_defaults import CLASS_DEFAULTS
 from exaserve_ops.serving.domain.config_fields import POSITIONS, find_text_model
 
 _NOT_STRETCHED = frozenset({"default", "su", "longrope", "llama3", "mrope", "proportional"})
 """Kinds of scaling whose `factor` is in `max_position_embeddings` already, or that have none."""
+_MOST_STRETCHED = 10_000
+"""Larger factors are a slip of the pen."""
 _STRETCHED_ALREADY = ("gemma3",)
 """Families whose `max_position_embeddings` counts the scaling, whatever its kind."""
 
@@ -84,16 +86,21 @@ def _stretched(positions: int, scaling: object, engine: str, why: str) -> tuple[
         return positions, why
     kind = str(scaling.get("rope_type", scaling.get("type", "default")))
     factor = scaling.get("factor")
-    if kind in _NOT_STRETCHED or not isinstance(factor, int | float) or isinstance(factor, bool):
+    if kind in _NOT_STRETCHED or not _is_factor(factor):
         return positions, why
     original = scaling.get("original_max_position_embeddings")
     if _is_length(original):
         if engine == "sglang":
             return positions, f"{why}, which counts {kind} scaling"
         if kind == "yarn":
-            positions = int(str(original))
+            positions = original
     return int(positions * factor), f"{positions:,} positions stretched {factor:g} times by {kind}"
 
 
-def _is_length(value: object) -> bool:
+def _is_factor(value: object) -> TypeGuard[float]:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and 1 <= value <= _MOST_STRETCHED  # type: ignore[operator]  # a number by then
+
+
+def _is_length(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

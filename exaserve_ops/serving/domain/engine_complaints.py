@@ -94,7 +94,7 @@ def _own_engine(match: re.Match[str]) -> Complaint:
     left, block = _tokens(match[1]), _tokens(match[2])
     return Complaint(
         "no_room_for_kv",
-        f"{left:,} bytes are left for KV and one block takes {block:,}: set more memory aside for each replica",
+        f"{left:,} bytes are left for KV and one block takes {block:,}: set more memory aside",
         needed_bytes=block,
         available_bytes=left,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
 
 AUTO = "auto"
 
@@ -86,11 +85,14 @@ def checkpoint_kv_dtype(quantization: object) -> str:
     return ""
 
 
-def _scheme_dtype(scheme: Mapping[str, Any] | str) -> str:
+def _scheme_dtype(scheme: object) -> str:
+    """A scheme that is not understood counts as none: the model's own type takes more."""
     if isinstance(scheme, str):
         known = element_type(scheme)
         return known.name if known else ""
-    told = _BY_BITS.get((scheme.get("num_bits"), scheme.get("type")))
+    if not isinstance(scheme, Mapping):
+        return ""
+    told = _BY_BITS.get((str(scheme.get("num_bits")), str(scheme.get("type"))))
     if told is not None:
         return told
     return "fp8" if "fp8" in str(scheme.get("dtype", scheme)).lower() else ""

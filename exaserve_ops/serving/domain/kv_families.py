@@ -62,8 +62,7 @@ def _slides_if_switched_on(fields: Fields) -> tuple[LayerMemory, ...]:
     """A window may stand in the config and be off: it counts from `max_window_layers` on, if it is on."""
     if not fields.is_set("use_sliding_window"):
         return _plain(fields)
-    first = fields.raw("max_window_layers")
-    start = 28 if first is None else int(first)
+    start = fields.count("max_window_layers", 28)
     return _by_kind(fields, fields.window_tokens(), lambda layer: layer >= start)
 
 
@@ -78,10 +77,13 @@ def _slides_as_listed(fields: Fields) -> tuple[LayerMemory, ...]:
 
 def _every_nth_is_full(default: int) -> Reader:
     def read(fields: Fields) -> tuple[LayerMemory, ...]:
-        told = fields.raw("sliding_window_pattern") or fields.raw("_sliding_window_pattern") or default
-        if isinstance(told, str):  # such as LLLG
-            return _by_kind(fields, fields.window_tokens(), lambda layer: told[layer % len(told)] != "G")
-        return _by_kind(fields, fields.window_tokens(), lambda layer: bool((layer + 1) % int(told)))
+        letters = fields.raw("sliding_window_pattern")
+        if isinstance(letters, str) and letters:  # such as LLLG
+            return _by_kind(
+                fields, fields.window_tokens(), lambda layer: letters[layer % len(letters)] != "G"
+            )
+        every = fields.optional(("sliding_window_pattern", "_sliding_window_pattern")) or default
+        return _by_kind(fields, fields.window_tokens(), lambda layer: bool((layer + 1) % every))
 
     return read
 
@@ -107,8 +109,8 @@ def _last_layers_share(fields: Fields) -> tuple[LayerMemory, ...]:
 
 def _shared_layers_hold_nothing(fields: Fields, layers: list[LayerMemory]) -> tuple[LayerMemory, ...]:
     """The last layers may read what earlier ones keep."""
-    shared = fields.raw("num_kv_shared_layers") or 0
-    keep = len(layers) - int(shared)
+    shared = fields.count("num_kv_shared_layers", 0)
+    keep = len(layers) - shared
     if keep < 0:
         raise LayoutError(f"num_kv_shared_layers is {shared}, of {len(layers)} layers")
     return tuple(layers[:keep]) + (LayerMemory(NOTHING),) * (len(layers) - keep)
@@ -116,17 +118,14 @@ def _shared_layers_hold_nothing(fields: Fields, layers: list[LayerMemory]) -> tu
 
 def _chunked(fields: Fields) -> tuple[LayerMemory, ...]:
     """Llama 4: local layers keep one chunk; every fourth sees everything and rotates nothing."""
-    chunk = fields.raw("attention_chunk_size")
-    if chunk is None:
-        chunk = 8192
-        fields.assume("attention_chunk_size", "'attention_chunk_size' is left out: 8192, as the class has it")
+    chunk = fields.whole(("attention_chunk_size",), 8192)
     no_rope = fields.raw("no_rope_layers")
     if isinstance(no_rope, list) and len(no_rope) == fields.layers():
         # Despite its name it marks the layers that do rotate: those are the local ones.
         local = [bool(rotates) for rotates in no_rope]
-        return _by_kind(fields, int(chunk), lambda layer: local[layer], CHUNKED)
-    interval = int(fields.raw("no_rope_layer_interval") or 4)
-    return _by_kind(fields, int(chunk), lambda layer: bool((layer + 1) % interval), CHUNKED)
+        return _by_kind(fields, chunk, lambda layer: local[layer], CHUNKED)
+    interval = fields.optional(("no_rope_layer_interval",)) or 4
+    return _by_kind(fields, chunk, lambda layer: bool((layer + 1) % interval), CHUNKED)
 
 
 def _latent_layer(fields: Fields) -> LayerMemory:
@@ -189,8 +188,7 @@ def _one_of(kind: str, full: LayerMemory, recurrent: LayerMemory) -> LayerMemory
 
 def _jamba(fields: Fields) -> tuple[LayerMemory, ...]:
     period = fields.whole(("attn_layer_period",), 8)
-    offset = fields.raw("attn_layer_offset")
-    first = 4 if offset is None else int(offset)
+    first = fields.count("attn_layer_offset", 4)
     state, full = mamba_state(fields), attention_layer(fields)
     return tuple(full if layer % period == first else state for layer in range(fields.layers()))
 
@@ -199,10 +197,10 @@ def _listed(state: Callable[[Fields], LayerMemory]) -> Reader:
     """Layers that attend are listed by number, or by the kind of each layer."""
 
     def read(fields: Fields) -> tuple[LayerMemory, ...]:
-        indices = fields.raw("attn_layer_indices") or fields.raw("full_attn_idxs")
-        if not isinstance(indices, list):
+        attend = fields.numbers("attn_layer_indices", "full_attn_idxs")
+        if attend is None:
             return _hybrid(state, None)(fields)
-        keeps, full, attend = state(fields), attention_layer(fields), set(indices)
+        keeps, full = state(fields), attention_layer(fields)
         return tuple(full if layer in attend else keeps for layer in range(fields.layers()))
 
     return read
@@ -235,10 +233,12 @@ def _only(state: Callable[[Fields], LayerMemory]) -> Reader:
 
 def _kimi_linear(fields: Fields) -> tuple[LayerMemory, ...]:
     nested = fields.raw("linear_attn_config")
-    if not isinstance(nested, Mapping) or not isinstance(nested.get("full_attn_layers"), list):
+    if not isinstance(nested, Mapping):
+        raise LayoutError("'linear_attn_config' is no object")
+    attend = Fields(nested, None, fields.model_type).numbers("full_attn_layers")
+    if attend is None:
         raise LayoutError("'linear_attn_config' does not list 'full_attn_layers'")
-    state, full = delta_attention_state(nested), _latent_layer(fields)
-    attend = set(nested["full_attn_layers"])  # counted from 1
+    state, full = delta_attention_state(nested), _latent_layer(fields)  # listed ones are counted from 1
     return tuple(full if layer + 1 in attend else state for layer in range(fields.layers()))
 
 
