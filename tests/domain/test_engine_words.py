@@ -8,13 +8,13 @@ from exaserve_ops.serving.domain.engine_complaints import read_complaint
 from exaserve_ops.serving.domain.engine_launch import LaunchError, read_launch
 
 SERVE_ONE = (
-    "To serve at least one request with the models's max seq len (118000), (6.30 GiB KV cache is needed, which "
-    "is larger than the available KV cache memory (6.11 GiB). Based on the available memory, the estimated "
-    "maximum model length is 114432. Try increasing `gpu_memory_utilization`"
+    "To serve at least one request with the models's max seq len (118000), (6.30 GiB KV cache is needed, "
+    "which is larger than the available KV cache memory (6.11 GiB). Based on the available memory, the "
+    "estimated maximum model length is 114432. Try increasing `gpu_memory_utilization`"
 )
 SERVE_ONE_WITHOUT_ESTIMATE = (
-    "To serve at least one request with the model's max seq len (1000), 2.00 GiB KV cache is needed, which is "
-    "larger than the available KV cache memory (1.00 GiB)."
+    "To serve at least one request with the model's max seq len (1000), 2.00 GiB KV cache is needed, which "
+    "is larger than the available KV cache memory (1.00 GiB)."
 )
 CARD_TAKEN = (
     "ValueError: Free memory on device cuda:0 (15.32/22.04 GiB) on startup is less than desired GPU memory "

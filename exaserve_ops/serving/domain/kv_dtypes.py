@@ -36,11 +36,7 @@ _SAME = {
 }
 
 
-_BY_BITS: Mapping[tuple[object, object], str] = {
-    (8, "int"): "int8",
-    (8, "float"): "fp8",
-    (4, "float"): "nvfp4",
-}
+_BY_BITS = {("8", "int"): "int8", ("8", "float"): "fp8", ("4", "float"): "nvfp4"}
 """`num_bits` and `type` of a compressed-tensors scheme."""
 
 
