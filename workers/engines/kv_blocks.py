@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
+from workers.kv.tiers.heat import EvictionOrder, Heat
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 _REMEMBERED_EVICTIONS = 16_384
@@ -18,6 +20,8 @@ _REMEMBERED_EVICTIONS = 16_384
 
 CopyBlock = Callable[[int, int], None]
 """Copies the content of one block to another: (from, to)."""
+LoseBlock = Callable[[int, bytes], None]
+"""Told of a block and the digest of its content just before that is given up for other content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +43,26 @@ class BlockUse:
 
 @dataclass(frozen=True, slots=True)
 class PromptUse:
-    """A prompt's tokens by what the prefix cache had of them; the four add up to the prompt."""
+    """A prompt's tokens by what the prefix cache had of them.
+
+    Cached, evicted, unshared and partial ones add up to the prompt.
+    """
 
     cached_tokens: int
+    """In any tier; those that came from a lower one are counted there, too."""
     evicted_tokens: int = 0
     """In blocks that were in cache once and had to go."""
     unshared_tokens: int = 0
     """In blocks that no earlier sequence began with."""
     partial_tokens: int = 0
     """Beyond the last block that a prefix hit could cover: shorter than a block, or the last token's."""
+    host_tokens: int = 0
+    disk_tokens: int = 0
+
+    @property
+    def accelerator_tokens(self) -> int:
+        """Cached tokens that were where they are computed with."""
+        return self.cached_tokens - self.host_tokens - self.disk_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,22 +97,30 @@ class BlockAllocator:
     that has a free one, so that others become empty.
     """
 
-    def __init__(self, total_blocks: int = 0, *, extent_blocks: int | None = None) -> None:
-        """Make a pool of `total_blocks` in one extent; or, with `extent_blocks`, an empty one."""
+    def __init__(
+        self, total_blocks: int = 0, *, extent_blocks: int | None = None, heat: Heat | None = None
+    ) -> None:
+        """Make a pool of `total_blocks` in one extent; or, with `extent_blocks`, an empty one.
+
+        `heat` says in which order cached blocks are evicted; without it, least recently used first.
+        """
         if extent_blocks is None and total_blocks < 1:
             raise ValueError(f"a pool needs at least one block, not {total_blocks}")
         self.extent_blocks = extent_blocks or total_blocks
         self.obtainable_blocks = 0
         """Blocks that the node's pool would lend at once, as last heard; only shown."""
         self.now_seconds = 0.0
-        """The caller's clock at its last step, by which the last use of extents is told; only shown."""
+        """The caller's clock at its last step, by which last uses are told; nothing here is decided by it."""
         self._extents: dict[int, _Extent] = {}
         self._with_free: dict[int, dict[int, None]] = {}
         """Count of free blocks to the extents that have so many; full ones are left out."""
         self._free = 0
         self._references: dict[int, int] = {}
-        self._idle: OrderedDict[int, None] = OrderedDict()
-        """Cached blocks without a holder, least recently used first."""
+        self._heat = heat or Heat()
+        self._idle: EvictionOrder[int] = EvictionOrder()
+        """Cached blocks without a holder."""
+        self._idle_since: dict[int, float] = {}
+        self.on_evict: LoseBlock | None = None
         self._block_of: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
         self.evicted_blocks = 0
@@ -106,6 +129,7 @@ class BlockAllocator:
         """Digests of content that was evicted and has not come back, oldest first."""
         if extent_blocks is None:
             self.add_extents([0])
+        self._heat.watch(self)
 
     # -- extents ---------------------------------------------------------------------------------
     @property
@@ -154,7 +178,7 @@ class BlockAllocator:
     def _empty(self, number: int, copy: CopyBlock) -> dict[int, int]:
         extent = self._extents[number]
         for block in [b for b in self._blocks(number) if b in self._idle]:
-            del self._idle[block]
+            self._leave_idle(block)
             self._forget(block)
             self._put_free(block)
         self._unfile(number)  # nothing is allocated here any more
@@ -182,6 +206,25 @@ class BlockAllocator:
     def free(self) -> int:
         """Blocks that hold nothing."""
         return self._free
+
+    @property
+    def hot_cached(self) -> int:
+        """Cached blocks without a holder that are hot."""
+        return self._idle.hot
+
+    def coldest(self, count: int) -> list[tuple[int, bytes, float]]:
+        """The cached blocks that would be evicted first: block, digest, since when nobody holds it."""
+        return [(b, self._digest_of[b], self._idle_since[b]) for b in islice(self._idle, count)]
+
+    def refile(self, digest: bytes, *, coldest: bool) -> None:
+        """Follow a change of heat."""
+        block = self._block_of.get(digest)
+        if block is not None and block in self._idle:
+            self._idle.refile(block, hot=self._heat.is_hot(digest), coldest=coldest)
+
+    def age(self) -> None:
+        """Follow the halving of uses."""
+        self._idle.age()
 
     def use(self) -> BlockUse:
         """Count the blocks by state."""
@@ -214,21 +257,23 @@ class BlockAllocator:
             partial_tokens=prompt_tokens - whole * KV_BLOCK_TOKENS,
         )
 
-    def count_idle(self, blocks: Iterable[int]) -> int:
+    def count_idle(self, blocks: Iterable[int], *, hot_only: bool = False) -> int:
         """How many of these blocks nobody holds, so that acquiring them lowers `available`."""
-        return sum(1 for block in blocks if block not in self._references)
+        idle = (block for block in blocks if block not in self._references)
+        return sum(1 for block in idle if not hot_only or self._heat.is_hot(self._digest_of[block]))
 
     def acquire(self, blocks: Iterable[int]) -> None:
         """Add a holder to blocks that `match` returned."""
         for block in blocks:
+            self._heat.note_use(self._digest_of[block])
             if block not in self._references:
-                del self._idle[block]
+                self._leave_idle(block)
                 self._references[block] = 0
                 self._touch(block).live.add(block)
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` blocks for one holder, evicting the least recently used cached ones.
+        """Take `count` blocks for one holder, evicting the coldest cached ones.
 
         Returns `None`, and takes nothing, when there are not enough.
         """
@@ -245,6 +290,7 @@ class BlockAllocator:
             self._block_of[digest] = block
             self._digest_of[block] = digest
             self._evicted.pop(digest, None)
+            self._heat.note_use(digest)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one holder of each block of a sequence, given in the sequence's order.
@@ -259,13 +305,15 @@ class BlockAllocator:
                 continue
             del self._references[block]
             self._touch(block).live.remove(block)
-            if block in self._digest_of:
-                self._idle[block] = None
+            digest = self._digest_of.get(block)
+            if digest is not None:
+                self._idle.add(block, hot=self._heat.is_hot(digest), uses=self._heat.uses(digest))
+                self._idle_since[block] = self.now_seconds
             else:
                 self._put_free(block)
 
     def _take_one(self) -> int:
-        """Take a free block, of the fullest extent that has one; else evict the oldest cached one."""
+        """Take a free block, of the fullest extent that has one; else evict the coldest cached one."""
         if self._free:
             number = next(iter(self._with_free[min(self._with_free)]))
             self._unfile(number)
@@ -273,7 +321,8 @@ class BlockAllocator:
             self._free -= 1
             self._file(number)
         else:
-            block, _ = self._idle.popitem(last=False)
+            block = self._idle.pop()
+            del self._idle_since[block]
             self._forget(block)
         self._touch(block).live.add(block)
         return block
@@ -285,8 +334,14 @@ class BlockAllocator:
         self._free += 1
         self._file(number)
 
+    def _leave_idle(self, block: int) -> None:
+        self._idle.remove(block)
+        del self._idle_since[block]
+
     def _forget(self, block: int) -> None:
         digest = self._digest_of.pop(block)
+        if self.on_evict is not None:
+            self.on_evict(block, digest)
         del self._block_of[digest]
         self.evicted_blocks += 1
         self._evicted[digest] = None
