@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoAssertNumQueries
 
 from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.selectors import deployment_snapshot
 from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.sessions.models import InferenceSession
 from tests.dashboard.conftest import World, addresses
@@ -42,3 +45,13 @@ def test_a_page_of_one_object_stays_in_its_query_budget(
 ) -> None:
     with django_assert_max_num_queries(most):
         operator.get(addresses(world)[page])
+
+
+def test_what_a_plan_depends_on_is_read_at_once_however_many_replicas_there_are(world: World) -> None:
+    deployment = Deployment.objects.get(pk=world["deployment_id"])
+    with CaptureQueriesContext(connection) as few:
+        deployment_snapshot(deployment.pk, active_sessions={}, now=NOW)
+    create_replicas(deployment.pk, 20, why="more", actor="test", now=NOW)
+    with CaptureQueriesContext(connection) as many:
+        assert deployment_snapshot(deployment.pk, active_sessions={}, now=NOW) is not None
+    assert len(many) == len(few)

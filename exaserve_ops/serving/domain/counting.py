@@ -45,8 +45,11 @@ class Count:
 
     def victims(self, role: str) -> list[ReplicaFacts]:
         """Those that are too many, the first to go first; each with the one whose place it takes."""
-        own = sorted((r for r in self._heads if r.role == role), key=self.rank)
-        surplus = max(0, len(own) - self._snapshot.wanted(role))
+        own = [r for r in self._heads if r.role == role]
+        surplus = len(own) - self._snapshot.wanted(role)
+        if surplus <= 0:
+            return []
+        own.sort(key=self.rank)
         return [r for head in own[:surplus] for r in self._pair(head)]
 
     def missing(self, role: str) -> list[Create]:

@@ -43,7 +43,7 @@ def plan_promotions(
         why = f"{absent.name} is {absent.status.replace('_', ' ')}; this standby is ready"
         promotions.append(Promote(standby.id, absent.id, why))
         roles |= {standby.id: SERVING, absent.id: STANDBY}
-    return promotions, tuple(replace(r, role=roles.get(r.id, r.role)) for r in kept)
+    return promotions, tuple(replace(r, role=roles[r.id]) if r.id in roles else r for r in kept)
 
 
 def _is_missing(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> bool:

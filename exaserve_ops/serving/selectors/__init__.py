@@ -46,6 +46,13 @@ _SETTLED: dict[str, Any] = {
 """Of `deployments_with_counts`: it has exactly what it wants."""
 
 
+_PLANNED_WITH = (
+    "name", "status", "wanted", "reason", "created_at", "role", "node", "replaces", "healing_note",
+    "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
+)  # fmt: skip
+"""Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
+
+
 def live_deployments() -> QuerySet[Deployment]:
     """Deployments that are not deleted, with their model and counts of replicas by status."""
     return deployments_with_counts().exclude(status=states.DELETED)
@@ -96,7 +103,8 @@ def deployment_snapshot(
         return None
     nodes = node_rooms(deployment_id, now=now)
     by_id = {node.node_id: node for node in nodes}
-    replicas = list(Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED))
+    rows = Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED)
+    replicas = list(rows.only(*_PLANNED_WITH))
     uuids = _accelerators_of([replica.pk for replica in replicas if replica.held_since is not None])
     request = placement_request(deployment)
     spilled = spilled_replicas(deployment_id) if request.wish.wants_slice else set()
