@@ -8,7 +8,8 @@ from django import forms
 from django.core.validators import validate_slug
 
 from exaserve_ops.access.models import Scope
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.models import Accelerator, Node
+from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_PERCENT, SLICE, WHOLE
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.deployments import MAX_REPLICAS
 
@@ -51,6 +52,25 @@ class DeploymentForm(forms.Form):
         label="Start limit, seconds",
         help_text="Empty: five minutes, and time to read the weights.",
     )
+    accelerator = forms.ChoiceField(
+        required=False, help_text="A slice belongs to one replica; cards may hold several."
+    )
+    slice_memory_mib = forms.IntegerField(
+        min_value=0, required=False, label="Least memory of a slice, MiB", help_text="Only with a slice."
+    )
+    mps_thread_percent = forms.IntegerField(
+        min_value=0,
+        max_value=MOST_PERCENT,
+        required=False,
+        label="MPS: threads, percent",
+        help_text="Most of a card's threads that a replica uses at once; needs the MPS daemon on the node.",
+    )
+    mps_memory_mib = forms.IntegerField(
+        min_value=0,
+        required=False,
+        label="MPS: memory, MiB",
+        help_text="Most that a replica may allocate on each of its accelerators.",
+    )
     stall_seconds = forms.IntegerField(
         min_value=0,
         initial=60,
@@ -84,6 +104,8 @@ class DeploymentForm(forms.Form):
         for line in self.cleaned_data["engine_options"].splitlines():
             if not line.strip():
                 continue
+        accelerator: Any = self.fields["accelerator"]
+        accelerator.choices = _accelerator_choices()
             name, equals, value = line.partition("=")
             if not equals or not name.strip():
                 raise forms.ValidationError(f"“{line.strip()}” is not “name = value”.")
@@ -98,6 +120,13 @@ class ScaleForm(forms.Form):
     standbys = forms.IntegerField(min_value=0, max_value=MAX_REPLICAS, required=False)
     generation = forms.IntegerField(widget=forms.HiddenInput)
     reason = forms.CharField(max_length=300, required=False, label="Why")
+def _accelerator_choices() -> list[tuple[str, str]]:
+    """What can be asked for, with the slices that there are."""
+    profiles = Accelerator.objects.exclude(profile="").values_list("profile", flat=True).order_by("profile")
+    slices = [(f"{SLICE}:{profile.lower()}", f"a slice {profile}") for profile in profiles.distinct()]
+    return [(ANY, "any"), (WHOLE, "whole cards"), (SLICE, "a slice of any size"), *slices]
+
+
 
 
 class DeleteForm(forms.Form):

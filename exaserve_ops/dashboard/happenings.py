@@ -85,6 +85,8 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
     },
     "deployment": {
         "scaled": "was scaled",
+        "pool_opened": "may take whole cards while no slice is free",
+        "pool_closed": "takes slices only again",
         "delete": "is being deleted",
         "emptied": "is gone",
     },

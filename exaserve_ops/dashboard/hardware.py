@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from exaserve_ops.inventory.models import Accelerator, Node, NodeHardware
+from exaserve_ops.serving.selectors.rooms import AcceleratorUse, use_of_accelerators
 
 _LINK_WORDS = {
     "PIX": "through one PCIe switch",
@@ -26,6 +27,7 @@ _NOTE_LABELS = {
 }
 """How the probes' notes call what could not be read."""
 _CPU = "cpu"
+NOBODY = AcceleratorUse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,7 @@ class CardRow:
     pcie: PcieLink
     strangers: int = 0
     """Processes on it that are no replica of this fleet."""
+    use: AcceleratorUse = NOBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +109,29 @@ class LinkMatrix:
 
 
 def hardware_of(node: Node) -> dict[str, Any]:
-    """What the page of a node needs of its hardware, in two queries."""
+    """What the page of a node needs of its hardware, in five queries."""
     accelerators = list(node.accelerators.all())
     hardware = NodeHardware.objects.filter(node=node).first()
     notes = hardware.probe_notes if hardware is not None else []
     strangers = Counter(str(found.get("accelerator_uuid", "")) for found in node.unknown_processes)
     return {
-        "cards": group_cards(accelerators, notes, strangers),
+        "cards": group_cards(accelerators, notes, strangers, use_of_accelerators(accelerators)),
         "links": link_matrix(hardware, accelerators),
         "notes": note_sentences(notes, accelerators),
     }
 
 
 def group_cards(
-    accelerators: Iterable[Accelerator], notes: Sequence[str], strangers: Mapping[str, int]
+    accelerators: Iterable[Accelerator],
+    notes: Sequence[str],
+    strangers: Mapping[str, int],
+    uses: Mapping[str, AcceleratorUse],
 ) -> tuple[CardGroup, ...]:
     """Whole cards and cards with their slices, in the vendor's order. `strangers`: processes by UUID."""
-    rows = [_card_row(found, notes, strangers.get(found.uuid, 0)) for found in accelerators]
+    rows = [
+        replace(_card_row(found, notes, strangers.get(found.uuid, 0)), use=uses.get(found.uuid, NOBODY))
+        for found in accelerators
+    ]
     cards = {row.accelerator.uuid: row for row in rows if not row.accelerator.parent_uuid}
     slices: dict[str, list[CardRow]] = {}
     for row in rows:

@@ -15,6 +15,7 @@ from exaserve_ops.dashboard.views import (
     keys,
     models,
     nodes,
+    pool,
     replicas,
 )
 
@@ -81,6 +82,7 @@ urlpatterns = [
         deployments.deployment_delete,
         name="deployment_delete",
     ),
+    path("deployments/<uuid:deployment_id>/pool", pool.deployment_pool, name="deployment_pool"),
     path(
         "deployments/<uuid:deployment_id>/plan",
         deployments.deployment_plan,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node, NodeHardware
 from exaserve_ops.inventory.selectors import rack_of
 from exaserve_ops.inventory.services.joining import MAX_TOKEN_USES
+from exaserve_ops.serving.selectors.rooms import use_of_accelerators
 
 MAX_DRAIN_SECONDS = 7 * 24 * 3600
 DRAIN_SECONDS = 900
@@ -73,6 +75,8 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "engines",
             "labels",
             "simulated",
+            "mps_ready",
+            "mps_note",
             "last_report_at",
             "clock_skew_seconds",
             "commands_stale_since",
@@ -116,6 +120,25 @@ class TopologySerializer(serializers.Serializer[dict[str, object]]):
     links = LinkSerializer(many=True)
 
 
+class UserSerializer(serializers.Serializer[dict[str, object]]):
+    """A replica on an accelerator."""
+
+    id = serializers.UUIDField()
+    name = serializers.CharField()
+
+
+class AcceleratorUseSerializer(serializers.Serializer[dict[str, object]]):
+    """Who uses an accelerator or a slice, and what is promised of it."""
+
+    uuid = serializers.CharField()
+    reserved_bytes = serializers.IntegerField(help_text="Weights that replicas share count once.")
+    margin_bytes = serializers.IntegerField(help_text="Never planned with.")
+    mps_percent = serializers.IntegerField(
+        help_text="Of its threads, promised to replicas with an MPS share."
+    )
+    replicas = UserSerializer(many=True)
+
+
 class NodeDetailSerializer(NodeSerializer):
     """One node, with how its parts are linked and what its probes could not find out."""
 
@@ -126,9 +149,24 @@ class NodeDetailSerializer(NodeSerializer):
         help_text="Null where no vendor's tool told.",
     )
     probe_notes = serializers.SerializerMethodField()
+    use = serializers.SerializerMethodField()
 
     class Meta(NodeSerializer.Meta):
-        fields: ClassVar[list[str]] = [*NodeSerializer.Meta.fields, "topology", "probe_notes"]
+        fields: ClassVar[list[str]] = [*NodeSerializer.Meta.fields, "topology", "probe_notes", "use"]
+
+    @extend_schema_field(AcceleratorUseSerializer(many=True))
+    def get_use(self, node: Node) -> list[dict[str, object]]:
+        """Who uses its accelerators and slices."""
+        return [
+            {
+                "uuid": uuid,
+                "reserved_bytes": use.reserved_bytes,
+                "margin_bytes": use.margin_bytes,
+                "mps_percent": use.mps_percent,
+                "replicas": [{"id": pk, "name": name} for pk, name in use.replicas],
+            }
+            for uuid, use in use_of_accelerators(node.accelerators.all()).items()
+        ]
 
     def get_probe_notes(self, node: Node) -> list[str]:
         """What the probes could not find out, for people."""

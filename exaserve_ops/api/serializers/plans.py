@@ -8,6 +8,7 @@ from rest_framework import serializers
 
 from exaserve_ops.api.serializers.serving import replica_count
 from exaserve_ops.api.serializers.strict import StrictSerializer
+from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.spread import DomainLoss, SpreadView
 from exaserve_ops.serving.domain.steps import (
     ACTIONS,
@@ -42,6 +43,12 @@ class PlanStepSerializer(serializers.Serializer[Step]):
     node = serializers.UUIDField(required=False, help_text="Of `place`.")
     node_name = serializers.CharField(required=False)
     accelerators = serializers.ListField(child=serializers.CharField(), required=False)
+    reserved_bytes = serializers.IntegerField(
+        required=False, help_text="What is promised for it; weights that it shares cost nothing."
+    )
+    shares_weights = serializers.BooleanField(
+        required=False, help_text="Its weights lie there already, for all replicas that use them."
+    )
     role = serializers.ChoiceField(choices=Replica.Role.choices, required=False, help_text="Of `create`.")
     cause = serializers.CharField(required=False, help_text="Of `replace`, such as `node_lost`.")
     instead_of = serializers.UUIDField(required=False, help_text="Of `promote`: who becomes the standby.")
@@ -58,7 +65,7 @@ class PlanStepSerializer(serializers.Serializer[Step]):
                     "replica": replica,
                     "node": to.node_id,
                     "node_name": to.node_name,
-                    "accelerators": list(to.accelerator_uuids),
+                    **_taken(to),
                 }
             case Wait(replica_id=replica, why=why):
                 return {"action": "wait", "why": why, "replica": replica}
@@ -68,6 +75,14 @@ class PlanStepSerializer(serializers.Serializer[Step]):
                 return {"action": "finish", "why": why}
             case Promote() | Replace() | Hold() | Quarantine():
                 return _healing_step(instance)
+
+
+def _taken(to: Placement) -> dict[str, Any]:
+    return {
+        "accelerators": list(to.accelerator_uuids),
+        "reserved_bytes": to.reserved_bytes,
+        "shares_weights": to.shares_weights,
+    }
 
 
 def _healing_step(step: Promote | Replace | Hold | Quarantine) -> dict[str, Any]:
@@ -82,7 +97,7 @@ def _healing_step(step: Promote | Replace | Hold | Quarantine) -> dict[str, Any]
                 "cause": cause,
                 "node": to.node_id,
                 "node_name": to.node_name,
-                "accelerators": list(to.accelerator_uuids),
+                **_taken(to),
             }
         case Hold(replica_id=replica, why=why):
             return {"action": "hold", "why": why or "nothing holds it up any more", "replica": replica}
@@ -116,6 +131,9 @@ class DomainLossSerializer(serializers.Serializer[DomainLoss]):
     standbys = serializers.IntegerField()
     lost_ratio = serializers.FloatField(help_text="Part of the serving replicas, 0-1.")
     fair_share = serializers.FloatField(help_text="Replicas that an even spread would put here.")
+    memory_bytes = serializers.IntegerField(
+        help_text="What it takes elsewhere to have them again; weights that a node shares count once."
+    )
     is_crowded = serializers.BooleanField(help_text="More than the fair share plus one.")
 
 

@@ -11,6 +11,7 @@ from rest_framework import serializers
 
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.inventory.models import Accelerator
+from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_BYTES, MOST_PERCENT
 from exaserve_ops.serving.models import Deployment, Model, ModelFile, Replica
 from exaserve_ops.serving.services.deployments import MAX_REPLICAS
 
@@ -72,6 +73,22 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     """What is wanted, with counts of what there is."""
 
     model_name = serializers.CharField(source="model.name")
+    accelerator = serializers.CharField(
+        source="placement.accelerator", default=ANY, help_text="`any`, `whole`, `slice` or `slice:3g.40gb`."
+    )
+    slice_memory_bytes = serializers.IntegerField(
+        source="placement.slice_memory_bytes", default=0, help_text="Least memory of a slice."
+    )
+    mps_thread_percent = serializers.IntegerField(
+        source="placement.mps_thread_percent", default=0, help_text="0: no such limit."
+    )
+    mps_memory_bytes = serializers.IntegerField(
+        source="placement.mps_memory_bytes", default=0, help_text="Of each accelerator. 0: no such limit."
+    )
+    spill = serializers.BooleanField(
+        source="placement.spill", default=False, help_text="Whole cards may be taken while no slice is free."
+    )
+    spill_reason = serializers.CharField(source="placement.spill_reason", default="")
     nodes = serializers.SerializerMethodField(help_text="Nodes that replicas may run on; empty is any.")
     ready_replicas = serializers.IntegerField(source="ready_count")
     kept_replicas = serializers.IntegerField(source="kept_count", help_text="Neither ended nor let go of.")
@@ -93,6 +110,12 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "engine_options",
             "replica_memory_bytes",
             "accelerators_per_replica",
+            "accelerator",
+            "slice_memory_bytes",
+            "mps_thread_percent",
+            "mps_memory_bytes",
+            "spill",
+            "spill_reason",
             "nodes",
             "drain_seconds",
             "start_seconds",
@@ -144,6 +167,26 @@ def _nodes(**options: Any) -> serializers.ListField:  # noqa: ANN401 - keywords 
     return serializers.ListField(child=names, max_length=10_000, required=False, **options)
 
 
+def _accelerator(**options: Any) -> serializers.CharField:  # noqa: ANN401 - keywords of the field
+    words = "`any`, `whole` cards, a `slice`, or one of a profile: `slice:3g.40gb`."
+    return serializers.CharField(max_length=60, required=False, help_text=words, **options)
+
+
+def _slice_bytes(**options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
+    return serializers.IntegerField(
+        min_value=0, max_value=MOST_BYTES, required=False, help_text="Least memory of a slice.", **options
+    )
+
+
+def _spill(**options: Any) -> serializers.BooleanField:  # noqa: ANN401 - keywords of the field
+    words = "Whole cards may be taken while no slice is free; say why in `spill_reason`."
+    return serializers.BooleanField(required=False, help_text=words, **options)
+
+
+def _spill_reason(**options: Any) -> serializers.CharField:  # noqa: ANN401 - keywords of the field
+    return serializers.CharField(max_length=300, required=False, allow_blank=True, **options)
+
+
 class DeploymentRequestSerializer(StrictSerializer):
     """Asks for a new deployment."""
 
@@ -169,6 +212,24 @@ class DeploymentRequestSerializer(StrictSerializer):
     drain_slow = serializers.BooleanField(
         required=False, default=False, help_text="Replace replicas that stay slower than their peers."
     )
+    accelerator = _accelerator(default=ANY)
+    slice_memory_bytes = _slice_bytes(default=0)
+    mps_thread_percent = serializers.IntegerField(
+        min_value=0,
+        max_value=MOST_PERCENT,
+        required=False,
+        default=0,
+        help_text="Most of a card's threads, as a client of NVIDIA's MPS. 0: no such limit.",
+    )
+    mps_memory_bytes = serializers.IntegerField(
+        min_value=0,
+        max_value=MOST_BYTES,
+        required=False,
+        default=0,
+        help_text="Most memory that it may allocate on each accelerator, as a client of MPS. 0: no limit.",
+    )
+    spill = _spill(default=False)
+    spill_reason = _spill_reason(default="")
 
     def validate_engine_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """Refuse names that no store could keep."""
@@ -187,6 +248,10 @@ class DeploymentChangeSerializer(StrictSerializer):
     stall_seconds = _seconds()
     standbys = replica_count(required=False)
     drain_slow = serializers.BooleanField(required=False)
+    accelerator = _accelerator()
+    slice_memory_bytes = _slice_bytes()
+    spill = _spill()
+    spill_reason = _spill_reason()
     generation = serializers.IntegerField(
         min_value=1, max_value=(1 << 63) - 1, required=False, help_text="The one you read; or use If-Match."
     )

@@ -13,6 +13,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
+from exaserve_ops.dashboard.accelerators import asked_words, got_by, mps_words
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.forms import MIB, DeleteForm, DeploymentForm, ScaleForm
 from exaserve_ops.dashboard.listing import list_page
@@ -23,11 +24,13 @@ from exaserve_ops.dashboard.simulation import simulated_replicas_of
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.accelerator_wish import ANY
 from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments
+from exaserve_ops.serving.selectors.rooms import wish_of
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
     create_deployment,
@@ -37,6 +40,12 @@ from exaserve_ops.serving.services.deployments import (
 
 SHOWN_LOSSES = 8
 CONFLICT = 409
+_FORM_FIELDS = {
+    "slice_memory_bytes": "slice_memory_mib",
+    "mps_memory_bytes": "mps_memory_mib",
+    "replica_memory_bytes": "memory_mib",
+}
+"""What the form calls fields of a wish, where it asks in other units."""
 
 
 @require_safe
@@ -96,6 +105,9 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "namesakes": Deployment.objects.filter(served_name=found.served_name, status=states.ACTIVE)
         .exclude(pk=deployment_id)
         .values_list("pk", "name"),
+        "asked": wish_of(found),
+        "asked_words": asked_words(wish_of(found)),
+        "mps_words": mps_words(wish_of(found)),
         "events": history_of("deployment", deployment_id),
         "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),
     }
@@ -119,7 +131,8 @@ def deployment_new(request: HttpRequest) -> HttpResponse:
             plan = _plan_of(wish, actor)
             context |= {"plan": plan, "planned": _digest_of(wish), "overtaken": confirmed}
         except InvalidInputError as error:
-            form.add_error(error.field if error.field in form.fields else None, error.message)
+            field = _FORM_FIELDS.get(error.field, error.field)
+            form.add_error(field if field in form.fields else None, error.message)
         except ConflictError as error:
             form.add_error("name", str(error))
     status = 422 if form.errors else 200
@@ -132,6 +145,9 @@ def deployment_plan(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     """Show what is done for it now and what is waited for, and what the loss of each domain would cost."""
     snapshot = _snapshot(get_object_or_404(Deployment, pk=deployment_id))
     context = {
+        "got": got_by(deployment_id, snapshot.request.wish),
+        "asked": snapshot.request.wish,
+        "asked_words": asked_words(snapshot.request.wish),
         "plan": plan_now(snapshot, now=clock.now()),
         "spread": view_spread(snapshot.nodes),
         "shown_losses": SHOWN_LOSSES,
@@ -276,6 +292,10 @@ def _wish_of(data: dict[str, Any]) -> DeploymentWish:
         nodes=tuple(node.name for node in data["nodes"]),
         replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
         accelerators_per_replica=data["accelerators_per_replica"],
+        accelerator=data["accelerator"] or ANY,
+        slice_memory_bytes=(data["slice_memory_mib"] or 0) * MIB,
+        mps_thread_percent=data["mps_thread_percent"] or 0,
+        mps_memory_bytes=(data["mps_memory_mib"] or 0) * MIB,
         drain_seconds=data["drain_seconds"],
         start_seconds=data["start_seconds"] or 0,
         stall_seconds=60 if data["stall_seconds"] is None else data["stall_seconds"],

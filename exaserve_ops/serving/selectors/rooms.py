@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
@@ -109,9 +111,11 @@ def mps_problem_of(node: Node) -> str:
     return "" if node.mps_ready else node.mps_note or "its agent found no CUDA card"
 
 
-def live_holdings() -> list[tuple[UUID, Holding]]:
-    """What each live replica holds of each accelerator, with its deployment; in two queries."""
+def live_holdings(replicas: Collection[UUID] | None = None) -> list[tuple[UUID, Holding]]:
+    """What each live replica, or each of these, holds of each accelerator, with its deployment."""
     links = Replica.accelerators.through.objects.filter(replica__status__in=KNOWN_TO_AGENTS)
+    if replicas is not None:
+        links = links.filter(replica__in=replicas)
     rows = list(
         links.values_list("replica", "accelerator", "replica__memory_bytes", "replica__deployment").order_by()
     )
@@ -172,3 +176,42 @@ def spilled_replicas(deployment_id: UUID) -> set[UUID]:
 def draining_of(node: Node) -> str:
     """Why everything on a node shall move away; empty where it shall not."""
     return (node.drain_reason or "no reason given") if node.drain_status == DRAINING else ""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceleratorUse:
+    """Who uses one accelerator, and what is promised of it."""
+
+    reserved_bytes: int = 0
+    margin_bytes: int = 0
+    """Never planned with."""
+    replicas: tuple[tuple[UUID, str], ...] = ()
+    """Id and name of the live replicas on it, by name."""
+    mps_percent: int = 0
+    """Of its threads, promised to replicas with an MPS share."""
+
+
+def use_of_accelerators(accelerators: Iterable[Accelerator]) -> dict[str, AcceleratorUse]:
+    """Who uses each of these, by UUID; in three queries."""
+    known = {a.uuid: a for a in accelerators}
+    links = Replica.accelerators.through.objects.filter(
+        accelerator__in=known, replica__status__in=KNOWN_TO_AGENTS
+    )
+    users: dict[str, list[tuple[UUID, str]]] = {}
+    for uuid, replica_id, name in links.order_by("replica__name").values_list(
+        "accelerator", "replica", "replica__name"
+    ):
+        users.setdefault(uuid, []).append((replica_id, name))
+    holders = {replica_id for pairs in users.values() for replica_id, _ in pairs}
+    sizes = {uuid: (a.kind, a.memory_bytes) for uuid, a in known.items()}
+    promises = tally((one for _, one in live_holdings(holders)), sizes)
+    return {
+        uuid: AcceleratorUse(
+            promise.reserved_bytes,
+            margin_bytes(a.memory_bytes),
+            tuple(users.get(uuid, ())),
+            promise.mps_percent,
+        )
+        for uuid, a in known.items()
+        for promise in (promises.get(uuid, NOTHING_PROMISED),)
+    }
