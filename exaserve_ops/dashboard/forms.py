@@ -45,13 +45,6 @@ class DeploymentForm(forms.Form):
         help_text="Empty: weights, KV for four longest contexts, and a quarter on top.",
     )
     accelerators_per_replica = forms.IntegerField(min_value=1, initial=1)
-    drain_seconds = forms.IntegerField(min_value=0, initial=60, label="Drain, seconds")
-    start_seconds = forms.IntegerField(
-        min_value=1,
-        required=False,
-        label="Start limit, seconds",
-        help_text="Empty: five minutes, and time to read the weights.",
-    )
     accelerator = forms.ChoiceField(
         required=False, help_text="A slice belongs to one replica; cards may hold several."
     )
@@ -70,6 +63,13 @@ class DeploymentForm(forms.Form):
         required=False,
         label="MPS: memory, MiB",
         help_text="Most that a replica may allocate on each of its accelerators.",
+    )
+    drain_seconds = forms.IntegerField(min_value=0, initial=60, label="Drain, seconds")
+    start_seconds = forms.IntegerField(
+        min_value=1,
+        required=False,
+        label="Start limit, seconds",
+        help_text="Empty: five minutes, and time to read the weights.",
     )
     stall_seconds = forms.IntegerField(
         min_value=0,
@@ -97,6 +97,8 @@ class DeploymentForm(forms.Form):
         choices: Any = [(name, name) for name in engines]
         engine: Any = self.fields["engine"]
         engine.choices = choices
+        accelerator: Any = self.fields["accelerator"]
+        accelerator.choices = _accelerator_choices()
 
     def clean_engine_options(self) -> dict[str, Any]:
         """Read lines of `name = value`; whole numbers, numbers, true and false become such."""
@@ -104,13 +106,18 @@ class DeploymentForm(forms.Form):
         for line in self.cleaned_data["engine_options"].splitlines():
             if not line.strip():
                 continue
-        accelerator: Any = self.fields["accelerator"]
-        accelerator.choices = _accelerator_choices()
             name, equals, value = line.partition("=")
             if not equals or not name.strip():
                 raise forms.ValidationError(f"“{line.strip()}” is not “name = value”.")
             options[name.strip()] = read_value(value.strip())
         return options
+
+
+def _accelerator_choices() -> list[tuple[str, str]]:
+    """What can be asked for, with the slices that there are."""
+    profiles = Accelerator.objects.exclude(profile="").values_list("profile", flat=True).order_by("profile")
+    slices = [(f"{SLICE}:{profile.lower()}", f"a slice {profile}") for profile in profiles.distinct()]
+    return [(ANY, "any"), (WHOLE, "whole cards"), (SLICE, "a slice of any size"), *slices]
 
 
 class ScaleForm(forms.Form):
@@ -120,13 +127,6 @@ class ScaleForm(forms.Form):
     standbys = forms.IntegerField(min_value=0, max_value=MAX_REPLICAS, required=False)
     generation = forms.IntegerField(widget=forms.HiddenInput)
     reason = forms.CharField(max_length=300, required=False, label="Why")
-def _accelerator_choices() -> list[tuple[str, str]]:
-    """What can be asked for, with the slices that there are."""
-    profiles = Accelerator.objects.exclude(profile="").values_list("profile", flat=True).order_by("profile")
-    slices = [(f"{SLICE}:{profile.lower()}", f"a slice {profile}") for profile in profiles.distinct()]
-    return [(ANY, "any"), (WHOLE, "whole cards"), (SLICE, "a slice of any size"), *slices]
-
-
 
 
 class DeleteForm(forms.Form):
