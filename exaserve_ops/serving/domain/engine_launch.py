@@ -159,7 +159,8 @@ def read_launch(engine: str, options: Mapping[str, object], *, version: str = ""
             model_dtype=given.text("dtype"),
             tensor_parallel=given.whole(names.tensor) or 1,
             pipeline_parallel=given.whole(names.pipeline) or 1,
-            windows_off=given.flag(names.windows_off),
+            # The built-in engine keeps all tokens of every layer.
+            windows_off=engine == TORCH or given.flag(names.windows_off),
             draft_layers=_drafts(given),
         ),
         length_tokens=given.whole(names.length),
