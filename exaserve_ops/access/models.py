@@ -10,6 +10,8 @@ from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
+from exaserve_ops.access.domain.limits import INTERACTIVE, TRAFFIC_CLASSES, KeyLimits
+
 
 class Scope(models.TextChoices):
     """What a key opens."""
@@ -30,6 +32,11 @@ class ApiKey(models.Model):
     created_at = models.DateTimeField(db_default=Now())
     expires_at = models.DateTimeField(null=True, blank=True)
     revoked_at = models.DateTimeField(null=True, blank=True)
+    max_concurrent_requests = models.PositiveIntegerField(null=True, blank=True)
+    tokens_per_minute = models.PositiveBigIntegerField(null=True, blank=True)
+    traffic_class = models.CharField(
+        max_length=16, choices=[(name, name) for name in TRAFFIC_CLASSES], default=INTERACTIVE
+    )
 
     class Meta:
         ordering: ClassVar[list[str]] = ["name"]
@@ -41,6 +48,11 @@ class ApiKey(models.Model):
     def __str__(self) -> str:
         """Return the name and the prefix."""
         return f"{self.name} ({self.prefix}…)"
+
+    @property
+    def limits(self) -> KeyLimits:
+        """What it may use at the gateway."""
+        return KeyLimits(self.max_concurrent_requests, self.tokens_per_minute, self.traffic_class)
 
 
 class IdempotencyRecord(models.Model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,6 +15,7 @@ from django.contrib.auth.models import Group, Permission
 from django.db import connection, transaction
 
 from exaserve_ops.access.domain.keys import hash_key
+from exaserve_ops.access.domain.limits import KeyLimits
 from exaserve_ops.access.domain.roles import FLEET_APPS, ROLES, permissions_of
 from exaserve_ops.access.models import ApiKey, IdempotencyRecord, Scope
 from exaserve_ops.audit.services import Subject, record_event
@@ -21,6 +23,7 @@ from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.lib.hints import ring
 
 PREFIX_CHARACTERS = 11
+NO_LIMITS = KeyLimits()
 
 
 @transaction.atomic
@@ -32,15 +35,17 @@ def create_api_key(
     actor: str,
     now: datetime,
     expires_at: datetime | None = None,
+    limits: KeyLimits = NO_LIMITS,
 ) -> tuple[ApiKey, str]:
     """Make a key; the second value is its text, which cannot be had again.
 
-    Raises `InvalidInputError` for an empty name or scopes that do not exist.
+    Raises `InvalidInputError` for an empty name, scopes that do not exist, or impossible limits.
     """
     if not name.strip():
         raise InvalidInputError("name", "give the key a name that says who uses it")
     if not scopes or set(scopes) - set(Scope.values):
         raise InvalidInputError("scopes", f"choose from {', '.join(Scope.values)}")
+    _check_limits(limits)
     text = "xo-" + secrets.token_urlsafe(32)
     key = ApiKey.objects.create(
         name=name.strip(),
@@ -50,10 +55,36 @@ def create_api_key(
         scopes=sorted(set(scopes)),
         created_at=now,
         expires_at=expires_at,
+        **dataclasses.asdict(limits),
     )
-    record_event(subject_of(key), "created", actor=actor, now=now, reason=", ".join(key.scopes))
+    reason = ", ".join(key.scopes) + ("" if limits == NO_LIMITS else f"; {limits.sentence()}")
+    record_event(subject_of(key), "created", actor=actor, now=now, reason=reason)
     ring("keys", key.pk)
     return key, text
+
+
+@transaction.atomic
+def change_key_limits(key: ApiKey, limits: KeyLimits, *, actor: str, reason: str, now: datetime) -> ApiKey:
+    """Change what a key may use, within seconds at every gateway. The same limits again: no event.
+
+    Raises `InvalidInputError` for impossible limits.
+    """
+    _check_limits(limits)
+    locked = ApiKey.objects.select_for_update().get(pk=key.pk)
+    if locked.limits != limits:
+        said = f"{locked.limits.sentence()} → {limits.sentence()}"
+        for name, value in dataclasses.asdict(limits).items():
+            setattr(locked, name, value)
+        locked.save(update_fields=list(dataclasses.asdict(limits)))
+        why = f"{said}: {reason}" if reason else said
+        record_event(subject_of(locked), "limits_changed", actor=actor, now=now, reason=why)
+        ring("keys", locked.pk)
+    return locked
+
+
+def _check_limits(limits: KeyLimits) -> None:
+    if (problem := limits.problem()) is not None:
+        raise InvalidInputError(*problem)
 
 
 @transaction.atomic

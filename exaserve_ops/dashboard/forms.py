@@ -7,6 +7,13 @@ from typing import Any
 from django import forms
 from django.core.validators import validate_slug
 
+from exaserve_ops.access.domain.limits import (
+    INTERACTIVE,
+    MOST_CONCURRENT,
+    MOST_TOKENS_PER_MINUTE,
+    TRAFFIC_CLASSES,
+    KeyLimits,
+)
 from exaserve_ops.access.models import Scope
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_PERCENT, SLICE, WHOLE
@@ -167,6 +174,44 @@ class ApiKeyForm(forms.Form):
         label="Expires",
         initial=30,
     )
+    max_concurrent_requests = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=MOST_CONCURRENT,
+        label="Requests at once",
+        help_text="Over all gateways together. Empty: no limit.",
+    )
+    tokens_per_minute = forms.IntegerField(
+        required=False,
+        min_value=1,
+        max_value=MOST_TOKENS_PER_MINUTE,
+        label="Tokens a minute",
+        help_text="Prompt and completion together. Empty: no limit.",
+    )
+    traffic_class = forms.ChoiceField(
+        choices=[("interactive", "interactive"), ("batch", "batch: waits behind everybody else")],
+        initial=INTERACTIVE,
+        required=False,
+        label="Traffic",
+    )
+
+
+def limits_of(form: forms.Form) -> KeyLimits:
+    """Limits that a valid form of a key asks for."""
+    return KeyLimits(
+        form.cleaned_data["max_concurrent_requests"],
+        form.cleaned_data["tokens_per_minute"],
+        form.cleaned_data["traffic_class"] or INTERACTIVE,
+    )
+
+
+class KeyLimitsForm(forms.Form):
+    """Other limits for a key, with the reason."""
+
+    max_concurrent_requests = forms.IntegerField(required=False, min_value=1, max_value=MOST_CONCURRENT)
+    tokens_per_minute = forms.IntegerField(required=False, min_value=1, max_value=MOST_TOKENS_PER_MINUTE)
+    traffic_class = forms.ChoiceField(choices=[(name, name) for name in TRAFFIC_CLASSES])
+    reason = forms.CharField(max_length=500)
 
 
 def read_value(text: str) -> bool | int | float | str:

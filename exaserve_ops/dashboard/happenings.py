@@ -104,6 +104,9 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "heal_over_ssh_on": "may be healed over SSH",
         "heal_over_ssh_off": "may not be healed over SSH",
     },
+    "api_key": {
+        "limits_changed": "has other limits",
+    },
     "ssh_host_key": {
         "pinned": "was pinned",
         "forgotten": "was forgotten",

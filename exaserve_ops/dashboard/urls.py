@@ -110,6 +110,7 @@ urlpatterns = [
     path("events", catalogue.events, name="events"),
     path("keys", keys.keys, name="keys"),
     path("keys/<uuid:key_id>/revoke", keys.key_revoke, name="key_revoke"),
+    path("keys/<uuid:key_id>/limits", keys.key_limits, name="key_limits"),
     path("search", catalogue.search, name="search"),
     path("login", account.SignInView.as_view(), name="login"),
     path("logout", account.SignOutView.as_view(), name="logout"),

@@ -48,7 +48,16 @@ def served_models() -> frozenset[str]:
 def inference_keys(*, now: datetime) -> dict[str, KeyRecord]:
     """API keys that open the gateway, by the SHA-256 of their text."""
     keys = valid_keys(Scope.INFERENCE, now=now)
-    return {key.sha256: KeyRecord(key_id=str(key.pk), name=key.name) for key in keys}
+    return {
+        key.sha256: KeyRecord(
+            key_id=str(key.pk),
+            name=key.name,
+            max_concurrent_requests=key.max_concurrent_requests,
+            tokens_per_minute=key.tokens_per_minute,
+            traffic_class=key.traffic_class,
+        )
+        for key in keys
+    }
 
 
 def _route(

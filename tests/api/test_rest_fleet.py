@@ -15,6 +15,7 @@ from django.test.utils import CaptureQueriesContext
 from exaserve_ops.access.models import ApiKey
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import JoinToken, Node
+from exaserve_ops.routing.selectors import inference_keys
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.replicas import advance_replica, create_replicas, place_replica
@@ -211,6 +212,45 @@ def test_key_is_made_shown_once_and_revoked_at_once(operator: JsonClient) -> Non
     assert "key" not in shown
     assert operator.post(f"/api/v1/keys/{made['id']}/revoke").json()["revoked_at"]
     assert other.get("/api/v1/nodes").status_code == 401
+
+
+def test_limits_of_a_key_are_set_by_who_manages_keys_and_reach_gateways_and_the_audit_log(
+    operator: JsonClient, admin: JsonClient
+) -> None:
+    wish = {"name": "ci", "scopes": ["inference"], "max_concurrent_requests": 4, "traffic_class": "batch"}
+    made = operator.post("/api/v1/keys", wish).json()
+    assert (made["max_concurrent_requests"], made["tokens_per_minute"]) == (4, None)
+    address = f"/api/v1/keys/{made['id']}/limits"
+    other = {"tokens_per_minute": 60_000, "reason": "trial is over"}
+    assert operator.post(address, other).status_code == 403, "its user does not raise its limits"
+    changed = admin.post(address, other).json()
+    assert (changed["max_concurrent_requests"], changed["tokens_per_minute"]) == (None, 60_000)
+    assert changed["traffic_class"] == "interactive"
+    told = {record.key_id: record for record in inference_keys(now=NOW).values()}[made["id"]]
+    assert (told.max_concurrent_requests, told.tokens_per_minute) == (None, 60_000)
+    [event] = admin.get("/api/v1/events?subject_kind=api_key&event=limits_changed").json()["results"]
+    assert event["reason"] == (
+        "4 requests at once; batch → 60,000 tokens a minute; interactive: trial is over"
+    )
+    admin.post(address, other)
+    again = admin.get("/api/v1/events?subject_kind=api_key&event=limits_changed").json()
+    assert len(again["results"]) == 1, "nothing changed, nothing happened"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_concurrent_requests": 0},
+        {"tokens_per_minute": -1},
+        {"tokens_per_minute": 10**12},
+        {"traffic_class": "vip"},
+        {"max_concurent_requests": 3},
+    ],
+)
+def test_impossible_limits_are_refused(admin: JsonClient, wrong: dict[str, object]) -> None:
+    answer = admin.post("/api/v1/keys", {"name": "ci", "scopes": ["inference"], **wrong})
+    assert answer.status_code == 400
+    assert next(iter(wrong)) in answer.content.decode()
 
 
 def test_key_with_an_end_in_the_past_or_no_scope_is_refused(operator: JsonClient) -> None:

@@ -143,6 +143,7 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     ("post", "/api/v1/replicas/{replica}/replace", {"reason": "x"}, False, True, True),
     ("post", "/api/v1/keys", {"name": "k", "scopes": ["inference"]}, False, True, True),
     ("post", "/api/v1/keys/{key}/revoke", {}, False, True, True),
+    ("post", "/api/v1/keys/{key}/limits", {"reason": "trial"}, False, False, True),
 ]
 
 

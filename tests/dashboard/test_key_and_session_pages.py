@@ -12,6 +12,7 @@ from exaserve_ops.access.models import ApiKey
 from exaserve_ops.sessions.domain.timeline import TurnMark, add_to_stays, add_turn
 from exaserve_ops.sessions.models import InferenceSession
 from tests.dashboard.conftest import World, addresses
+from tests.fakes.world import make_user
 
 
 def test_a_reload_of_the_answer_makes_no_second_key(operator: Client) -> None:
@@ -46,6 +47,23 @@ def test_long_session_ids_are_cut_and_can_be_copied_whole(operator: Client, worl
     page = operator.get(reverse("sessions")).content.decode()
     assert ">13000596-2…dc2613<" in page
     assert f'data-copy="{whole}"' in page
+
+
+def test_limits_of_a_key_are_made_with_it_and_changed_by_who_manages_keys(
+    operator: Client, world: World
+) -> None:
+    form = {"name": "trial", "scopes": ["inference"], "days": "7", "max_concurrent_requests": "4"}
+    assert "4 requests at once; interactive" in operator.post(reverse("keys"), form).content.decode()
+    assert "Limits…" not in operator.get(reverse("keys")).content.decode(), "not for its user"
+    admin = Client()
+    admin.force_login(make_user("keeper", "admin"))
+    address = addresses(world)["key_limits"]
+    wish = {"tokens_per_minute": "5000", "traffic_class": "batch", "reason": "nightly jobs"}
+    page = admin.post(address, wish, follow=True).content.decode()
+    assert "5,000 tokens a minute; batch" in page
+    wrong = admin.post(address, {**wish, "tokens_per_minute": "0"}, follow=True).content.decode()
+    assert "keeps its limits" in wrong
+    assert ApiKey.objects.get(pk=world["key_id"]).tokens_per_minute == 5000
 
 
 def test_session_page_shows_its_course_and_names_replicas_that_are_gone(

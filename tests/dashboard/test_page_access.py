@@ -52,6 +52,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
             "node_uncordon",
             "node_retire",
             "key_revoke",
+            "key_limits",
             "host_key_forget",
             "installations_upgrade",
         }

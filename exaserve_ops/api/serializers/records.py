@@ -8,6 +8,13 @@ from typing import Any, ClassVar
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from exaserve_ops.access.domain.limits import (
+    INTERACTIVE,
+    MOST_CONCURRENT,
+    MOST_TOKENS_PER_MINUTE,
+    TRAFFIC_CLASSES,
+    KeyLimits,
+)
 from exaserve_ops.access.models import ApiKey, Scope
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.audit.models import Event
@@ -140,10 +147,41 @@ class ApiKeySerializer(serializers.ModelSerializer[ApiKey]):
             "created_at",
             "expires_at",
             "revoked_at",
+            "max_concurrent_requests",
+            "tokens_per_minute",
+            "traffic_class",
         ]
 
 
-class ApiKeyRequestSerializer(StrictSerializer):
+class KeyLimitsSerializer(StrictSerializer):
+    """What a key may use over all gateways together; `null` is no bound."""
+
+    max_concurrent_requests = serializers.IntegerField(
+        required=False, allow_null=True, default=None, min_value=1, max_value=MOST_CONCURRENT
+    )
+    tokens_per_minute = serializers.IntegerField(
+        required=False,
+        allow_null=True,
+        default=None,
+        min_value=1,
+        max_value=MOST_TOKENS_PER_MINUTE,
+        help_text="Prompt and completion together.",
+    )
+    traffic_class = serializers.ChoiceField(
+        choices=TRAFFIC_CLASSES,
+        required=False,
+        default=INTERACTIVE,
+        help_text="`batch` waits behind the rest.",
+    )
+
+
+class KeyLimitsRequestSerializer(KeyLimitsSerializer):
+    """Asks for other limits; what is left out is no bound, and `interactive`."""
+
+    reason = serializers.CharField(max_length=500)
+
+
+class ApiKeyRequestSerializer(KeyLimitsSerializer):
     """Asks for a key."""
 
     name = serializers.CharField(max_length=100)
@@ -160,6 +198,11 @@ class ApiKeyRequestSerializer(StrictSerializer):
         if moment is not None and moment <= clock.now():
             raise serializers.ValidationError("This moment has passed.")
         return moment
+
+
+def limits_of(body: dict[str, Any]) -> KeyLimits:
+    """Limits out of a checked body."""
+    return KeyLimits(body["max_concurrent_requests"], body["tokens_per_minute"], body["traffic_class"])
 
 
 class NewApiKeySerializer(ApiKeySerializer):

@@ -14,15 +14,18 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from exaserve_ops.access.domain.roles import MANAGE_KEYS_OF_OTHERS
 from exaserve_ops.access.models import ApiKey
 from exaserve_ops.access.selectors import keys_managed_by, may_make_keys_for
-from exaserve_ops.access.services import create_api_key, revoke_api_key
+from exaserve_ops.access.services import change_key_limits, create_api_key, revoke_api_key
 from exaserve_ops.api.filters import ApiKeyFilter
 from exaserve_ops.api.idempotency import acts_once, acts_once_with_secret
 from exaserve_ops.api.serializers.records import (
     ApiKeyRequestSerializer,
     ApiKeySerializer,
+    KeyLimitsRequestSerializer,
     NewApiKeySerializer,
+    limits_of,
 )
 from exaserve_ops.api.serializers.strict import NoBodySerializer
 from exaserve_ops.api.views.base import ReadableViewSet, without_store
@@ -42,6 +45,7 @@ class ApiKeyViewSet(ReadableViewSet[ApiKey]):
         "retrieve": "access.view_apikey",
         "create": "access.add_apikey",
         "revoke": "access.change_apikey",
+        "limits": MANAGE_KEYS_OF_OTHERS,
     }
 
     def get_queryset(self) -> QuerySet[ApiKey]:
@@ -62,6 +66,7 @@ class ApiKeyViewSet(ReadableViewSet[ApiKey]):
             actor=self.actor,
             now=clock.now(),
             expires_at=body["expires_at"],
+            limits=limits_of(body),
         )
         answer = {**ApiKeySerializer(key).data, "key": text}
         return without_store(Response(answer, status=status.HTTP_201_CREATED))
@@ -73,6 +78,17 @@ class ApiKeyViewSet(ReadableViewSet[ApiKey]):
         """Revoke a key: at once for REST, within seconds at every gateway."""
         self.read_body(NoBodySerializer)
         key = revoke_api_key(self.get_object(), actor=self.actor, now=clock.now())
+        return Response(ApiKeySerializer(key).data)
+
+    @extend_schema(request=KeyLimitsRequestSerializer, responses=ApiKeySerializer)
+    @action(detail=True, methods=["post"])
+    @acts_once
+    def limits(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Set what a key may use at the gateway: all three at once, within seconds at every gateway."""
+        body = self.read_body(KeyLimitsRequestSerializer)
+        key = change_key_limits(
+            self.get_object(), limits_of(body), actor=self.actor, reason=body["reason"], now=clock.now()
+        )
         return Response(ApiKeySerializer(key).data)
 
     def _owner(self, name: str | None) -> AbstractUser:

@@ -12,10 +12,11 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
+from exaserve_ops.access.domain.roles import MANAGE_KEYS_OF_OTHERS
 from exaserve_ops.access.selectors import keys_managed_by
-from exaserve_ops.access.services import create_api_key, revoke_api_key
+from exaserve_ops.access.services import change_key_limits, create_api_key, revoke_api_key
 from exaserve_ops.dashboard.access import actor_of, requires, user_of
-from exaserve_ops.dashboard.forms import ApiKeyForm
+from exaserve_ops.dashboard.forms import ApiKeyForm, KeyLimitsForm, limits_of
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import InvalidInputError
@@ -54,6 +55,7 @@ def keys(request: HttpRequest) -> HttpResponse:
         "once": secrets.token_urlsafe(12),
         "now": clock.now(),
         "may_add": may_add,
+        "may_limit": request.user.has_perm(MANAGE_KEYS_OF_OTHERS),
     }
     return render(request, "keys/list.html", context, status=422 if form.errors else 200)
 
@@ -68,6 +70,22 @@ def key_revoke(request: HttpRequest, key_id: UUID) -> HttpResponse:
     return redirect("keys")
 
 
+@require_POST
+@requires(MANAGE_KEYS_OF_OTHERS)
+def key_limits(request: HttpRequest, key_id: UUID) -> HttpResponse:
+    """Change what a key may use. Nobody raises the limits of a key by being its user."""
+    key = get_object_or_404(keys_managed_by(user_of(request)), pk=key_id)
+    form = KeyLimitsForm(request.POST)
+    if not form.is_valid():
+        field, errors = next(iter(form.errors.items()))
+        messages.error(request, f"{key.name} keeps its limits. {field.replace('_', ' ')}: {errors[0]}")
+        return redirect("keys")
+    reason = form.cleaned_data["reason"]
+    changed = change_key_limits(key, limits_of(form), actor=actor_of(request), reason=reason, now=clock.now())
+    messages.success(request, f"{changed.name}: {changed.limits.sentence()}.")
+    return redirect("keys")
+
+
 def _make_key(request: HttpRequest, form: ApiKeyForm) -> str:
     now = clock.now()
     days = form.cleaned_data["days"]
@@ -79,6 +97,7 @@ def _make_key(request: HttpRequest, form: ApiKeyForm) -> str:
             actor=actor_of(request),
             now=now,
             expires_at=now + timedelta(days=days) if days else None,
+            limits=limits_of(form),
         )
     except InvalidInputError as error:
         form.add_error(error.field if error.field in form.fields else None, error.message)

@@ -58,6 +58,11 @@ class KeyRecord:
 
     key_id: str
     name: str
+    max_concurrent_requests: int | None = None
+    """Over all gateways together, as is the next one; `None` is no bound."""
+    tokens_per_minute: int | None = None
+    """Prompt and completion together."""
+    traffic_class: str = "interactive"
 
 
 @dataclass(frozen=True, slots=True)
