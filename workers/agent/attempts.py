@@ -175,6 +175,7 @@ class AttemptRunner:
             model_digest=spec.model.digest,
             weights_cache=self._home.weights,
             kv_pool_dir=self.kv_pools.folder,
+            kv_disk_dir=self._home.kv_blocks,
             kv_pool_bytes=self._config.kv_pool_bytes,
         )
         launch = adapter.build_launch(spec.engine_options, context)

@@ -70,6 +70,11 @@ class Home:
         return self.root / "weights"
 
     @property
+    def kv_blocks(self) -> Path:
+        """KV blocks that replicas keep on disk; files of dead replicas are removed."""
+        return self.root / "kv"
+
+    @property
     def run(self) -> Path:
         """Runtime folders of attempts, the intake socket, the lock."""
         return self.root / "run"

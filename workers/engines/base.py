@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from workers.protocol import v1
+
 EngineOptions = Mapping[str, str | int | float | bool]
 
 
@@ -46,6 +48,8 @@ class LaunchContext:
     """Where this node's pools of KV blocks lie; `None`: each replica has KV memory of its own."""
     kv_pool_bytes: int = 0
     """Size of a pool that has yet to be made; 0: what its replicas bring."""
+    kv_disk_dir: Path | None = None
+    """Where replicas of this node keep KV blocks on disk; each has a file of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,11 @@ class EngineSample:
     kv_block_tokens: int | None = None
     prefix_query_tokens: float | None = None
     prefix_hit_tokens: float | None = None
+    prefix_miss_tokens: Mapping[str, float] = field(default_factory=dict)
+    """By reason."""
+    kv_tiers: tuple[v1.KvTier, ...] = ()
+    kv_swaps: v1.KvSwaps | None = None
+    kv_thrash_reason: str = ""
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
     requests_finished: float | None = None

@@ -11,6 +11,7 @@ from workers.protocol.confidential import find_secret
 
 AGENT_FLAGS = (
     "--host",
+    "--kv-disk-dir",
     "--kv-pool-bytes",
     "--kv-pool-dir",
     "--port",

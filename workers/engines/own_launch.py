@@ -11,7 +11,8 @@ from pathlib import Path
 import workers
 from workers.engines.base import EngineSample, Launch, LaunchContext
 from workers.engines.exposition import Exposition, parse_exposition
-from workers.protocol import names
+from workers.kv.tiers.policy import TIERS
+from workers.protocol import names, v1
 
 METRIC_PREFIX = "exaserve_engine_"
 _PROCESS_START = "process_start_time_seconds"
@@ -49,10 +50,14 @@ def parse_own_metrics(page: str) -> EngineSample:
         requests_running=_count(found, "requests_running"),
         requests_waiting=_count(found, "requests_waiting"),
         kv_used_ratio=found.find_value(METRIC_PREFIX + "kv_used_ratio"),
-        kv_total_blocks=_count(found, "kv_blocks"),
+        kv_total_blocks=_count(found, "kv_blocks", tier="accelerator"),
         kv_block_tokens=_count(found, "kv_block_tokens"),
         prefix_query_tokens=found.find_value(METRIC_PREFIX + "prefix_cache_query_tokens_total"),
         prefix_hit_tokens=found.find_value(METRIC_PREFIX + "prefix_cache_hit_tokens_total"),
+        prefix_miss_tokens=_by_label(found, "prefix_cache_miss_tokens_total", "reason"),
+        kv_tiers=_read_tiers(found),
+        kv_swaps=_read_swaps(found),
+        kv_thrash_reason=_reason(found, "kv_thrash"),
         prompt_tokens=found.find_value(METRIC_PREFIX + "prompt_tokens_total"),
         generation_tokens=found.find_value(METRIC_PREFIX + "generation_tokens_total"),
         requests_finished=found.find_value(METRIC_PREFIX + "requests_total"),
@@ -62,9 +67,56 @@ def parse_own_metrics(page: str) -> EngineSample:
     )
 
 
-def _count(found: Exposition, name: str) -> int | None:
-    value = found.find_value(METRIC_PREFIX + name)
+def _count(found: Exposition, name: str, **labels: str) -> int | None:
+    value = found.find_value(METRIC_PREFIX + name, labels)
     return None if value is None else round(value)
+
+
+def _by_label(found: Exposition, name: str, label: str) -> dict[str, float]:
+    rows = found.series.get(METRIC_PREFIX + name, ())
+    return {row.labels[label]: row.value for row in rows if label in row.labels and row.value is not None}
+
+
+def _reason(found: Exposition, name: str, **labels: str) -> str:
+    """Reason that a gauge of reasons names; empty while it is 0."""
+    rows = found.series.get(METRIC_PREFIX + name, ())
+    fitting = (row for row in rows if row.value and labels.items() <= row.labels.items())
+    return next((row.labels.get("reason", "") for row in fitting), "")
+
+
+def _read_tiers(found: Exposition) -> tuple[v1.KvTier, ...]:
+    """Tiers that the page has a capacity of, the highest first."""
+    tiers = []
+    for name in TIERS:
+        capacity = _count(found, "kv_capacity_blocks", tier=name)
+        if capacity is None:
+            continue
+        used = (_count(found, "kv_blocks", tier=name, state=state) or 0 for state in ("used", "cached"))
+        off_reason = _reason(found, "kv_tier_off", tier=name)
+        tiers.append(
+            v1.KvTier(name=name, used_blocks=sum(used), capacity_blocks=capacity, off_reason=off_reason)
+        )
+    return tuple(tiers)
+
+
+def _read_swaps(found: Exposition) -> v1.KvSwaps | None:
+    """What moved; `None` where the page does not tell, which an engine without tiers does not."""
+    if _count(found, "kv_fetch_waits_total") is None:
+        return None
+
+    def total(name: str, **labels: str) -> int:
+        return _count(found, name, **labels) or 0
+
+    return v1.KvSwaps(
+        blocks_in=total("kv_swapped_blocks_total", direction="in"),
+        blocks_out=total("kv_swapped_blocks_total", direction="out"),
+        bytes_in=total("kv_swapped_bytes_total", direction="in"),
+        bytes_out=total("kv_swapped_bytes_total", direction="out"),
+        fetch_waits=total("kv_fetch_waits_total"),
+        checksum_failures=total("kv_checksum_failures_total"),
+        preemptions_recompute=total("preemptions_total", kind="recompute"),
+        preemptions_swap=total("preemptions_total", kind="swap"),
+    )
 
 
 def _environment(context: LaunchContext) -> dict[str, str]:

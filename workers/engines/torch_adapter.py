@@ -11,6 +11,7 @@ from workers.engines.options import (
     option_arguments,
 )
 from workers.engines.own_launch import own_launch, parse_own_metrics
+from workers.kv.tiers.heat import EVICTIONS
 
 _PRELOAD = ("workers.engines.torch_engine.loading", "workers.engines.openai_server.serve")
 """torch, and all else that a replica imports before it reads its arguments."""
@@ -29,6 +30,9 @@ _OPTIONS: dict[str, Option] = {
     "kv_pool": ChoiceOption(("node", "private")),
     "kv_min_blocks": IntegerOption(1, 100_000_000),
     "kv_max_blocks": IntegerOption(1, 100_000_000),
+    "kv_host_bytes": IntegerOption(0, 1 << 44),
+    "kv_disk_bytes": IntegerOption(0, 1 << 48),
+    "kv_eviction": ChoiceOption(EVICTIONS),
     "weights": ChoiceOption(("shared", "private")),
     "drain_seconds": NumberOption(0.0, 86_400.0),
 }
@@ -62,6 +66,8 @@ class TorchAdapter:
         if context.kv_pool_dir is not None:
             arguments.insert(0, f"--kv-pool-dir={context.kv_pool_dir}")
             arguments.insert(0, f"--kv-pool-bytes={context.kv_pool_bytes}")
+        if context.kv_disk_dir is not None and options.get("kv_disk_bytes"):
+            arguments.insert(0, f"--kv-disk-dir={context.kv_disk_dir}")
         return own_launch("workers.engines.torch_engine", context, arguments, preload=_PRELOAD)
 
     def parse_metrics(self, page: str) -> EngineSample:

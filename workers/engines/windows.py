@@ -65,6 +65,10 @@ def measure_window(
         prefix_query_tokens_total=new.prefix_query_tokens,
         prefix_hit_tokens_total=new.prefix_hit_tokens,
         notes=tuple(notes),
+        kv_tiers=new.kv_tiers,
+        kv_swaps=new.kv_swaps,
+        kv_thrash_reason=new.kv_thrash_reason,
+        prefix_miss_tokens_total=dict(new.prefix_miss_tokens),
     )
 
 

@@ -19,6 +19,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from workers.engines.kv_blocks import BlockUse, PromptUse
+from workers.engines.openai_server.tier_metrics import block_families, swap_families
+from workers.kv.tiers.ports import TierFacts
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 PREFIX = "exaserve_engine"
@@ -35,8 +37,6 @@ _REQUEST_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 12.0, 25.0, 50.0, 100.0, 200.0, 400.0,
 )  # fmt: skip  # a table reads better than a column
 
-TIER = "accelerator"
-"""Where the engine computes, whichever device that is; blocks that wait elsewhere have tiers of their own."""
 OUTCOMES = ("stop", "length", "aborted", "error")
 
 
@@ -50,6 +50,8 @@ class EngineLoad:
     """`None` while there is no pool yet."""
     evicted_blocks: int = 0
     """Since the start."""
+    tiers: TierFacts | None = None
+    """`None`: the engine has no tiers below its blocks."""
 
 
 class EngineMetrics:
@@ -67,8 +69,11 @@ class EngineMetrics:
         self.prefix_query_tokens = self._counter(
             "prefix_cache_query_tokens", "Prompt tokens looked up in the prefix cache."
         )
-        self.prefix_hit_tokens = self._counter(
-            "prefix_cache_hit_tokens", "Prompt tokens found in the prefix cache."
+        self._hit_tokens = Counter(
+            f"{PREFIX}_prefix_cache_hit_tokens",
+            "Prompt tokens found in the prefix cache, by tier.",
+            ("tier",),
+            registry=self.registry,
         )
         self._miss_tokens = Counter(
             f"{PREFIX}_prefix_cache_miss_tokens",
@@ -76,8 +81,14 @@ class EngineMetrics:
             ("reason",),
             registry=self.registry,
         )
-        self._count_misses(PromptUse(0))
-        self.preemptions = self._counter("preemptions", "Requests set back for lack of blocks.")
+        self._count_prompt(PromptUse(0))
+        self._preemptions = Counter(
+            f"{PREFIX}_preemptions",
+            "Requests set back for lack of blocks, by how they go on.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.count_preemptions(recompute=0, swap=0)
         self.session_requests = self._counter("session_requests", "Requests that named a session.")
         self._requests = Counter(
             f"{PREFIX}_requests", "Requests ended.", ("outcome",), registry=self.registry
@@ -104,14 +115,21 @@ class EngineMetrics:
         self._queue_time.observe(queue_seconds)
         self.prompt_tokens.inc(prompt_tokens)
         self.prefix_query_tokens.inc(prompt_tokens)
-        self.prefix_hit_tokens.inc(prompt.cached_tokens)
-        self._count_misses(prompt)
+        self._count_prompt(prompt)
 
-    def _count_misses(self, prompt: PromptUse) -> None:
-        """Hits and misses of all reasons add up to the tokens looked up."""
+    def _count_prompt(self, prompt: PromptUse) -> None:
+        """Hits of all tiers and misses of all reasons add up to the tokens looked up."""
+        self._hit_tokens.labels("accelerator").inc(prompt.accelerator_tokens)
+        self._hit_tokens.labels("host").inc(prompt.host_tokens)
+        self._hit_tokens.labels("disk").inc(prompt.disk_tokens)
         self._miss_tokens.labels("no_shared_prefix").inc(prompt.unshared_tokens)
         self._miss_tokens.labels("shorter_than_a_block").inc(prompt.partial_tokens)
         self._miss_tokens.labels("evicted").inc(prompt.evicted_tokens)
+
+    def count_preemptions(self, *, recompute: int, swap: int) -> None:
+        """Count requests that were set back: those whose tokens are computed again, and those kept below."""
+        self._preemptions.labels("recompute").inc(recompute)
+        self._preemptions.labels("swap").inc(swap)
 
     def count_outcome(self, outcome: str, seconds: float) -> None:
         """Count the end of a request, one of `OUTCOMES`, and how long it took."""
@@ -153,11 +171,9 @@ class _LoadCollector(Collector):
         yield GaugeMetricFamily(
             f"{PREFIX}_kv_used_ratio", "Part of the KV blocks in use.", blocks.used / blocks.total
         )
-        labels = ["tier", "state"]
-        family = GaugeMetricFamily(f"{PREFIX}_kv_blocks", "KV blocks by tier and state.", labels=labels)
-        for state in ("free", "used", "cached"):
-            family.add_metric([TIER, state], getattr(blocks, state))
-        yield family
+        yield from block_families(PREFIX, blocks, load.tiers)
+        if load.tiers is not None:
+            yield from swap_families(PREFIX, load.tiers)
         yield CounterMetricFamily(
             f"{PREFIX}_kv_evicted_blocks", "Cached blocks given up for others' content.", load.evicted_blocks
         )

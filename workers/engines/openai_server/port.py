@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from workers.engines.openai_server.metrics import EngineLoad
 from workers.engines.openai_server.stream import GenerationStream
+from workers.kv.tiers.sessions import SessionRow
 
 Status = Literal["loading", "ready", "failed"]
 
@@ -41,6 +43,24 @@ class GenerationTask:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    session_id: str = ""
+    """Names the conversation that the request is a turn of; empty: none."""
+
+
+@runtime_checkable
+class SessionKeeper(Protocol):
+    """An engine that knows sessions, and can be told which one has its next turn soon. Only when ready."""
+
+    def announce(self, *, session_id: str, tokens: Sequence[int]) -> Future[int]:
+        """Bring back what lies in lower tiers: of a session's last turn, or of these tokens.
+
+        The result is how many blocks are on their way.
+        """
+        ...
+
+    def sessions(self) -> Future[list[SessionRow]]:
+        """All sessions, the one seen last first."""
+        ...
 
 
 class TextEngine(Protocol):

@@ -28,13 +28,25 @@ def server_event(body: Json) -> bytes:
 
 
 def usage_of(stream: GenerationStream) -> Json:
-    """Token counts of a request."""
-    return {
+    """Token counts of a request; of an engine with tiers, what came from each, too."""
+    usage: Json = {
         "prompt_tokens": stream.prompt_tokens,
         "completion_tokens": stream.completion_tokens,
         "total_tokens": stream.prompt_tokens + stream.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": stream.cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": stream.prompt.cached_tokens},
     }
+    if stream.swaps is not None:
+        preemptions, fetches = stream.swaps
+        usage["kv"] = {
+            "cached_tokens": {
+                "accelerator": stream.prompt.accelerator_tokens,
+                "host": stream.prompt.host_tokens,
+                "disk": stream.prompt.disk_tokens,
+            },
+            "preemptions": preemptions,
+            "fetches": fetches,
+        }
+    return usage
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,9 @@ import asyncio
 import hmac
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import TypeVar
 
 import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -24,7 +27,7 @@ from workers.engines.openai_server.errors import (
 )
 from workers.engines.openai_server.generation import GenerationResponse, OpenGenerations
 from workers.engines.openai_server.metrics import EngineMetrics
-from workers.engines.openai_server.port import GenerationTask, TextEngine
+from workers.engines.openai_server.port import GenerationTask, SessionKeeper, TextEngine
 from workers.engines.openai_server.replies import ReplyShape, unix_seconds
 from workers.engines.openai_server.replies import Route as RouteName
 from workers.engines.openai_server.schema import (
@@ -32,6 +35,8 @@ from workers.engines.openai_server.schema import (
     Body,
     ChatRequest,
     CompletionRequest,
+    Decoded,
+    PrefetchRequest,
     check_max_tokens,
     check_messages,
     check_sampling,
@@ -44,6 +49,11 @@ HEALTH_PATH = "/health"
 _DEFAULT_COMPLETION_TOKENS = 16
 _LONG_TEXT_CHARACTERS = 20_000
 """From here on tokenising takes milliseconds and moves to a thread."""
+_SESSION_CHARACTERS = 200
+_MOST_LISTED = 1000
+_ANSWER_SECONDS = 10.0
+
+_T = TypeVar("_T")
 
 
 class Api:
@@ -67,6 +77,8 @@ class Api:
             Route("/v1/models", self.models, methods=["GET"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/kv/prefetch", self.prefetch, methods=["POST"]),
+            Route("/kv/sessions", self.sessions, methods=["GET"]),
         ]
 
     async def health(self, _request: Request) -> Response:
@@ -106,7 +118,7 @@ class Api:
             prompt = await asyncio.to_thread(self._engine.encode_chat, messages)
         else:
             prompt = self._engine.encode_chat(messages)
-        return self._respond("chat", body, prompt)
+        return self._respond("chat", body, prompt, _session_of(request))
 
     async def completions(self, request: Request) -> GenerationResponse:
         """POST /v1/completions."""
@@ -118,11 +130,42 @@ class Api:
             prompt = await asyncio.to_thread(self._engine.encode_text, text)
         else:
             prompt = self._engine.encode_text(text)
-        return self._respond("text", body, prompt)
+        return self._respond("text", body, prompt, _session_of(request))
+
+    async def prefetch(self, request: Request) -> Response:
+        """POST /kv/prefetch: a session's next turn, or a prompt, is announced."""
+        keeper = self._keeper()
+        body = await self._decode(request, PrefetchRequest)
+        if bool(body.session_id) == bool(body.tokens):
+            raise bad_request("Give either session_id or tokens.", param="session_id")
+        if body.tokens:
+            self._check_prompt(body.tokens, "tokens")
+        fetched = keeper.announce(session_id=body.session_id, tokens=body.tokens)
+        answer = {"blocks": await _in_time(fetched)}
+        return Response(msgspec.json.encode(answer), 202, media_type="application/json")
+
+    async def sessions(self, request: Request) -> Response:
+        """GET /kv/sessions?limit=: what each session used, the one seen last first."""
+        keeper = self._keeper()
+        text = request.query_params.get("limit", "100")
+        if not text.isdecimal() or not 1 <= int(text) <= _MOST_LISTED:
+            raise bad_request(f"limit must be from 1 to {_MOST_LISTED}.", param="limit")
+        self._refuse_unless_ready()
+        rows = await _in_time(keeper.sessions())
+        answer = {"total": len(rows), "sessions": rows[: int(text)]}
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    def _keeper(self) -> SessionKeeper:
+        if not isinstance(self._engine, SessionKeeper):
+            raise ApiError(404, "This engine keeps no sessions.", code="not_found")
+        return self._engine
+
+    async def _decode(self, request: Request, kind: type[Decoded]) -> Decoded:
+        self._refuse_unless_ready()
+        return decode_body(await _read_bounded(request), kind)
 
     async def _read(self, request: Request, kind: type[Body]) -> Body:
-        self._refuse_unless_ready()
-        body = decode_body(await _read_bounded(request), kind)
+        body = await self._decode(request, kind)
         if body.model != self._model_name:
             raise ApiError(
                 404,
@@ -130,7 +173,7 @@ class Api:
                 param="model",
                 code="model_not_found",
             )
-        if request.headers.get("x-session-id"):
+        if _session_of(request):
             self._metrics.session_requests.inc()
         return body
 
@@ -142,10 +185,10 @@ class Api:
             raise unavailable(f"This engine is not ready: {status}.", code=status)
 
     def _respond(
-        self, route: RouteName, body: ChatRequest | CompletionRequest, prompt: Sequence[int]
+        self, route: RouteName, body: ChatRequest | CompletionRequest, prompt: Sequence[int], session: str
     ) -> GenerationResponse:
         self._refuse_unless_ready()  # again: reading and tokenising took time
-        task = self._task(route, body, prompt)
+        task = replace(self._task(route, body, prompt), session_id=session)
         stream = GenerationStream(
             loop=asyncio.get_running_loop(),
             metrics=self._metrics,
@@ -227,6 +270,19 @@ def build_app(api: Api, api_key: str) -> Starlette:
             405: _answer_wrong_verb,
         },
     )
+
+
+def _session_of(request: Request) -> str:
+    """The conversation that the caller names; a name that is too long is cut, and is one all the same."""
+    return request.headers.get("x-session-id", "")[:_SESSION_CHARACTERS]
+
+
+async def _in_time(answer: Future[_T]) -> _T:
+    """Wait for the thread that computes, which answers between two steps."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(answer), _ANSWER_SECONDS)
+    except TimeoutError:
+        raise unavailable("The engine is busy.", code="busy") from None
 
 
 async def _read_bounded(request: Request) -> bytes:

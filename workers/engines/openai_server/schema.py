@@ -88,10 +88,18 @@ class Sampling:
     ignore_eos: bool
 
 
+class PrefetchRequest(msgspec.Struct, frozen=True):
+    """Body of POST /kv/prefetch: one of both."""
+
+    session_id: str = ""
+    tokens: list[int] = []
+
+
 Body = TypeVar("Body", ChatRequest, CompletionRequest)
+Decoded = TypeVar("Decoded", bound=msgspec.Struct)
 
 
-def decode_body(data: bytes, kind: type[Body]) -> Body:
+def decode_body(data: bytes, kind: type[Decoded]) -> Decoded:
     """Parse a request body. Raises `ApiError` (400) that names the field at fault."""
     try:
         return msgspec.json.decode(data, type=kind)

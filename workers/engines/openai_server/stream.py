@@ -47,13 +47,16 @@ class GenerationStream:
         self._last_token_at: float | None = None
         self._outcome_counted = False
         self.prompt_tokens = prompt_tokens
-        self.cached_tokens = 0
+        self.prompt = PromptUse(0)
+        """What of the prompt was in cache, once the engine has taken it up."""
         self.completion_tokens = 0
+        self.swaps: tuple[int, int] | None = None
+        """How often the request was set back, and fetched from a lower tier; `None`: there are no tiers."""
 
     # ---- engine side -------------------------------------------------------------------------
     def begin(self, prompt: PromptUse) -> None:
         """Note that the engine took the request up, and what of its prompt was in cache."""
-        self.cached_tokens = prompt.cached_tokens
+        self.prompt = prompt
         self._metrics.count_admission(
             queue_seconds=time.monotonic() - self._arrived_at,
             prompt_tokens=self.prompt_tokens,

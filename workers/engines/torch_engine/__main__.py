@@ -19,6 +19,7 @@ from workers.engines.openai_server.serve import (
 from workers.engines.torch_engine.config import ModelConfigError, read_model_config
 from workers.engines.torch_engine.engine import TorchEngine
 from workers.engines.torch_engine.settings import EngineSettings
+from workers.kv.tiers.heat import EVICTIONS
 from workers.protocol import names
 
 
@@ -54,6 +55,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-pool-dir", type=Path, help="folder of KV pools that replicas share")
     parser.add_argument("--kv-pool-bytes", type=int, default=0, help="of a new pool; 0: what is brought")
     parser.add_argument("--kv-min-blocks", type=positive_integer, help="guaranteed in the pool")
+    parser.add_argument("--kv-host-bytes", type=int, default=0, help="host memory below the blocks")
+    parser.add_argument("--kv-disk-bytes", type=int, default=0, help="disk below host memory")
+    parser.add_argument("--kv-disk-dir", type=Path, help="folder of the replicas' files of blocks")
+    parser.add_argument("--kv-eviction", default="lru", choices=EVICTIONS)
     parser.add_argument("--kv-max-blocks", type=positive_integer, help="never more of the pool")
     return parser
 
@@ -88,6 +93,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         kv_pool_bytes=arguments.kv_pool_bytes,
         kv_min_blocks=arguments.kv_min_blocks,
         kv_max_blocks=arguments.kv_max_blocks,
+        kv_host_bytes=arguments.kv_host_bytes,
+        kv_disk_bytes=arguments.kv_disk_bytes,
+        kv_disk_dir=arguments.kv_disk_dir,
+        kv_eviction=arguments.kv_eviction,
         replica_id=os.environ.get(names.ENV_REPLICA) or f"process-{os.getpid()}",
         attempt=int(os.environ.get(names.ENV_ATTEMPT) or 0),
     )

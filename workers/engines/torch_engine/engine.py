@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
@@ -14,6 +15,7 @@ from workers.engines.openai_server.stream import GenerationStream
 from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
+from workers.kv.tiers.sessions import SessionRow
 
 if TYPE_CHECKING:
     from workers.engines.torch_engine.engine_loop import EngineLoop
@@ -36,6 +38,7 @@ class TorchEngine:
         self._load_failed = False
         self._tokenizer: ModelTokenizer | None = None
         self._loop: EngineLoop | None = None
+        self._close_tiers: Callable[[], None] = _nothing
         self._max_model_tokens = 0
         self._thread = threading.Thread(target=self._load_and_run, name="engine-loop", daemon=True)
         self.metrics = EngineMetrics(self.load)
@@ -59,6 +62,7 @@ class TorchEngine:
         if self._loop is not None:
             self._loop.stop()
             self._thread.join(_STOP_SECONDS)
+            self._close_tiers()
 
     def readiness(self) -> Readiness:
         """Loading, ready, or failed for good."""
@@ -86,6 +90,18 @@ class TorchEngine:
         """Drop a task."""
         if self._loop is not None:
             self._loop.cancel(request_id)
+
+    def announce(self, *, session_id: str, tokens: Sequence[int]) -> Future[int]:
+        """Bring back what lies in lower tiers of a session's last turn, or of these tokens."""
+        if self._loop is None:
+            raise RuntimeError("announce before ready")
+        return self._loop.announce(session_id, tokens)
+
+    def sessions(self) -> Future[list[SessionRow]]:
+        """All sessions, the one seen last first."""
+        if self._loop is None:
+            raise RuntimeError("sessions before ready")
+        return self._loop.sessions()
 
     def load(self) -> EngineLoad:
         """Requests and blocks after the last step."""
@@ -117,7 +133,12 @@ class TorchEngine:
             self._settings, self._config, self._tokenizer, self.metrics, self._note_progress
         )
         self._max_model_tokens = loaded.max_model_tokens
+        self._close_tiers = loaded.close_tiers
         return loaded.loop
 
     def _note_progress(self, done_ratio: float) -> None:
         self._progress = done_ratio
+
+
+def _nothing() -> None:
+    """Close what was never opened."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Sequences
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 from workers.engines.kv_blocks import BlockAllocator
@@ -17,10 +20,24 @@ from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.sampling import Sampler, sample_tokens
 from workers.engines.torch_engine.scheduler import Scheduler, Sequence, StepPlan
 from workers.engines.torch_engine.tokenizer import IncrementalDecoder, ModelTokenizer
+from workers.kv.tiers.sessions import SessionRow, SessionTable, Turn
+from workers.kv.tiers.store import TieredStore
+from workers.protocol.digests import KV_BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
 _ROOM_SECONDS = 0.002
+_PACE_TOKENS = 2 * KV_BLOCK_TOKENS
+"""A step of fewer tokens says little about what a prompt costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvMemoryOfSessions:
+    """What is known of sessions, and where their blocks are when they have to leave."""
+
+    sessions: SessionTable
+    store: TieredStore | None = None
+    """`None`: there are no tiers."""
 
 
 @dataclass(slots=True)
@@ -55,8 +72,11 @@ class EngineLoop:
         metrics: EngineMetrics,
         *,
         eos_token_ids: frozenset[int],
+        memory: KvMemoryOfSessions | None = None,
     ) -> None:
         """Bind the parts; `run` does the work."""
+        self._sessions = memory.sessions if memory else None
+        self._store = memory.store if memory else None
         self._decoder = decoder
         self._tokenizer = tokenizer
         self._allocator = allocator
@@ -79,10 +99,26 @@ class EngineLoop:
         """Drop a request and free its blocks before the next step."""
         self._post(lambda: self._drop(request_id))
 
+    def announce(self, session_id: str, tokens: Sequences[int]) -> Future[int]:
+        """Bring back what lies below of a session's last turn, or of tokens; the result is the blocks."""
+        answer: Future[int] = Future()
+        self._post(lambda: answer.set_result(self._prefetch(session_id, tokens)))
+        return answer
+
+    def sessions(self) -> Future[list[SessionRow]]:
+        """All sessions, the one seen last first."""
+        answer: Future[list[SessionRow]] = Future()
+        self._post(lambda: answer.set_result(self._session_rows()))
+        return answer
+
+    def nudge(self) -> None:
+        """Plan a step soon: something came that one may wait for. Any thread may call this."""
+        self._post(_nothing)
+
     def stop(self) -> None:
         """End the loop after the step in progress."""
         self._stopping = True
-        self._post(lambda: None)
+        self._post(_nothing)
 
     def load(self) -> EngineLoad:
         """Load after the last step."""
@@ -122,6 +158,8 @@ class EngineLoop:
 
     def _add(self, task: GenerationTask, stream: GenerationStream) -> None:
         sequence = Sequence(task.request_id, list(task.prompt))
+        if self._sessions is not None and task.session_id:
+            self._sessions.begin_turn(task.session_id, now=time.monotonic())
         self._requests[task.request_id] = _Request(
             task=task,
             stream=stream,
@@ -136,17 +174,53 @@ class EngineLoop:
         request = self._requests.pop(request_id, None)
         if request is not None:
             self._scheduler.remove(request.sequence)
+            self._end_turn(request)
+
+    def _end_turn(self, request: _Request) -> None:
+        """Account for a request, and keep hot what its session's next turn begins with."""
+        sequence, session_id = request.sequence, request.task.session_id
+        if self._sessions is None or not session_id:
+            return
+        # One that never began has left nothing: what the session had before stays hot.
+        begun = sequence.admitted_before
+        chain = tuple(sequence.chain) if begun else self._sessions.chain_of(session_id)
+        prompt = request.stream.prompt
+        turn = Turn(
+            prompt_tokens=len(request.task.prompt) if begun else 0,
+            generated_tokens=request.generated,
+            cached_tokens={
+                "accelerator": prompt.accelerator_tokens,
+                "host": prompt.host_tokens,
+                "disk": prompt.disk_tokens,
+            },
+            preemptions=sequence.preemptions,
+            swaps=sequence.swaps,
+        )
+        self._sessions.end_turn(session_id, chain, turn, now=time.monotonic())
+
+    def _prefetch(self, session_id: str, tokens: Sequences[int]) -> int:
+        if tokens:
+            return self._scheduler.prefetch(self._scheduler.chain_of(tokens))
+        return self._scheduler.prefetch(self._sessions.chain_of(session_id) if self._sessions else ())
+
+    def _session_rows(self) -> list[SessionRow]:
+        return self._sessions.rows(now=time.monotonic()) if self._sessions else []
 
     def _step(self) -> None:
+        if self._sessions is not None:
+            self._sessions.forget_old(now=time.monotonic())
         plan = self._scheduler.plan_step()
         self._note_admissions(plan)
         if not plan.chunks:
+            self._note_load()
             self._wait_for_room()
             return
+        began = time.monotonic()
         batch = self._decoder.lay_out(plan.chunks)
         logits = self._decoder.forward(batch)
         requests = [self._requests[c.sequence.request_id] for c in batch.sampled_chunks]
         tokens = sample_tokens(logits, [request.sampler for request in requests])
+        self._note_pace(plan, time.monotonic() - began)
         self._scheduler.complete(plan)
         deltas = []
         for request, token in zip(requests, tokens, strict=True):
@@ -154,6 +228,8 @@ class EngineLoop:
             delta = self._read_token(request, token)
             if delta.finish is not None:
                 self._drop(request.task.request_id)
+                if self._store is not None:
+                    request.stream.swaps = (request.sequence.preemptions, request.sequence.swaps)
             deltas.append((request.stream, delta))
         self._note_load()
         push_deltas(deltas)
@@ -168,7 +244,15 @@ class EngineLoop:
         for admission in plan.admissions:
             self._requests[admission.sequence.request_id].stream.begin(admission.prompt)
         if plan.preempted:
-            self._metrics.preemptions.inc(len(plan.preempted))
+            self._metrics.count_preemptions(
+                recompute=len(plan.preempted) - plan.kept_below, swap=plan.kept_below
+            )
+
+    def _note_pace(self, plan: StepPlan, seconds: float) -> None:
+        """Tell what it costs to compute a prompt's block, against which fetching one is weighed."""
+        tokens = sum(chunk.count for chunk in plan.chunks)
+        if self._store is not None and tokens >= _PACE_TOKENS and tokens > 2 * len(plan.chunks):
+            self._store.note_computed(tokens / KV_BLOCK_TOKENS, seconds)
 
     def _read_token(self, request: _Request, token: int) -> Delta:
         """Turn a new token into text and decide whether the request ends with it."""
@@ -185,10 +269,11 @@ class EngineLoop:
 
     def _note_load(self) -> None:
         self._load = EngineLoad(
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
+            running=self._scheduler.running - self._scheduler.fetching,
+            waiting=self._scheduler.waiting + self._scheduler.fetching,
             blocks=self._allocator.use(),
             evicted_blocks=self._allocator.evicted_blocks,
+            tiers=self._store.facts() if self._store is not None else None,
         )
 
     def _fail_all(self) -> None:
@@ -200,3 +285,7 @@ class EngineLoop:
         streams = [request.stream for request in self._requests.values()]
         self._requests.clear()
         push_deltas([(stream, Delta("", 0, "error")) for stream in streams])
+
+
+def _nothing() -> None:
+    """An action that only wakes the loop."""

@@ -16,6 +16,7 @@ from workers.engines.torch_engine.kv_room import KvRoom, PooledRoom, PrivateRoom
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.kv.arena import CpuArena
 from workers.kv.lease import PoolMember, Terms, join
+from workers.kv.tiers.heat import Heat
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,15 @@ class KvKind:
     device: torch.device
 
 
-def open_kv_memory(settings: EngineSettings, config: ModelConfig, blocks: int, kind: KvKind) -> KvMemory:
-    """Set `blocks` aside, or join the node's pool and bring them. Raises `PoolJoinError`, `OSError`."""
+def open_kv_memory(
+    settings: EngineSettings, config: ModelConfig, blocks: int, kind: KvKind, heat: Heat
+) -> KvMemory:
+    """Set `blocks` aside, or join the node's pool and bring them; `heat` orders evictions.
+
+    Raises `PoolJoinError`, `OSError`.
+    """
     if settings.kv_pool_dir is not None and kind.device.type == "cpu":
-        return _join_pool(settings, settings.kv_pool_dir, config, blocks, kind)
+        return _join_pool(settings, settings.kv_pool_dir, config, blocks, kind, heat=heat)
     if settings.kv_pool_dir is not None:
         log.warning("no pool of the node on %s yet: KV memory is this replica's alone", kind.device.type)
     pool = allocate_pool(
@@ -52,11 +58,11 @@ def open_kv_memory(settings: EngineSettings, config: ModelConfig, blocks: int, k
     )
     length = model_length(settings, config, blocks)
     log.info("%d KV blocks of this replica alone, at most %d tokens a request", blocks, length)
-    return KvMemory(pool, BlockAllocator(blocks), PrivateRoom(), length)
+    return KvMemory(pool, BlockAllocator(blocks, heat=heat), PrivateRoom(), length)
 
 
 def _join_pool(
-    settings: EngineSettings, folder: Path, config: ModelConfig, blocks: int, kind: KvKind
+    settings: EngineSettings, folder: Path, config: ModelConfig, blocks: int, kind: KvKind, *, heat: Heat
 ) -> KvMemory:
     layout = layout_of(config, kind.dtype)
     terms = Terms(blocks, settings.kv_min_blocks, settings.kv_max_blocks)
@@ -72,7 +78,7 @@ def _join_pool(
     arena = _memory_of(member)
     memory = tensor_over(arena.address, arena.size_bytes, kind.device)
     pool = lay_pool(config, memory, dtype=kind.dtype, compute_dtype=kind.compute_dtype)
-    allocator = BlockAllocator(extent_blocks=member.extent_blocks)
+    allocator = BlockAllocator(extent_blocks=member.extent_blocks, heat=heat)
     log.info(
         "in the node's KV pool %s: brings %d blocks, %d guaranteed, at most %d tokens a request",
         layout.pool_id,

@@ -11,7 +11,7 @@ import torch
 from workers.engines.openai_server.metrics import EngineMetrics
 from workers.engines.torch_engine.attention_choice import choose_attention
 from workers.engines.torch_engine.config import ModelConfig
-from workers.engines.torch_engine.engine_loop import EngineLoop
+from workers.engines.torch_engine.engine_loop import EngineLoop, KvMemoryOfSessions
 from workers.engines.torch_engine.kv_memory import KvKind, open_kv_memory
 from workers.engines.torch_engine.kv_pool import block_bytes, choose_pool_blocks
 from workers.engines.torch_engine.kv_types import choose_kv_dtype, read_traits, type_name
@@ -20,8 +20,11 @@ from workers.engines.torch_engine.packing import PackingError, packs_to_bytes
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.engines.torch_engine.shared_weights import CopyKind, map_weights
+from workers.engines.torch_engine.tier_memory import open_tiers
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.engines.torch_engine.weights import ModelWeights, load_weights
+from workers.kv.tiers.heat import Heat
+from workers.kv.tiers.sessions import SessionTable
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,8 @@ class LoadedEngine:
 
     loop: EngineLoop
     max_model_tokens: int
+    close_tiers: Callable[[], None] = lambda: None
+    """Gives back what lower tiers of KV blocks take on disk, once the loop has ended."""
 
 
 def load_engine(
@@ -62,7 +67,9 @@ def load_engine(
         weights_bytes -= weights.head.nbytes
     kv_dtype = choose_kv_dtype(settings.kv_dtype, dtype, read_traits(device))
     blocks = choose_pool_blocks(config, kv_dtype, device, settings, weights_bytes=weights_bytes)
-    memory = open_kv_memory(settings, config, blocks, KvKind(kv_dtype, dtype, device))
+    heat = Heat(settings.kv_eviction)
+    memory = open_kv_memory(settings, config, blocks, KvKind(kv_dtype, dtype, device), heat)
+    tiers = open_tiers(settings, memory.pool, memory.allocator, heat)
     attention = choose_attention(settings.attention, config, memory.pool, compute_dtype=dtype)
     metrics.describe_kv(
         dtype=type_name(kv_dtype),
@@ -76,11 +83,24 @@ def load_engine(
         Decoder(config, weights, memory.pool, attention),
         tokenizer,
         memory.allocator,
-        Scheduler(memory.allocator, limits, salt=settings.model_name.encode(), room=memory.room),
+        Scheduler(
+            memory.allocator,
+            limits,
+            salt=settings.model_name.encode(),
+            room=memory.room,
+            tiers=tiers.store if tiers else None,
+        ),
         metrics,
         eos_token_ids=config.eos_token_ids,
+        memory=KvMemoryOfSessions(
+            SessionTable(heat, hot_blocks=blocks + (tiers.blocks if tiers else 0)),
+            tiers.store if tiers else None,
+        ),
     )
-    return LoadedEngine(loop, memory.max_model_tokens)
+    if tiers is None:
+        return LoadedEngine(loop, memory.max_model_tokens)
+    tiers.wake(loop.nudge)
+    return LoadedEngine(loop, memory.max_model_tokens, tiers.close)
 
 
 def _load_weights(

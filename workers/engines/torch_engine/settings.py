@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.kv.tiers.heat import Eviction
+
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
@@ -37,6 +39,13 @@ class EngineSettings:
     kv_min_blocks: int | None = None
     """Guaranteed in the node's pool; `None`: all that this replica brings."""
     kv_max_blocks: int | None = None
+    kv_host_bytes: int = 0
+    """Host memory for blocks that had to leave where they are computed with; 0: none."""
+    kv_disk_bytes: int = 0
+    """Disk for blocks that had to leave host memory; 0: none."""
+    kv_disk_dir: Path | None = None
+    """Folder in which each replica of the node has its file of blocks."""
+    kv_eviction: Eviction = "lru"
     replica_id: str = ""
     """Names this replica in the node's pool."""
     attempt: int = 0

@@ -75,13 +75,12 @@ class BlockIo(Protocol):
 class IoThread:
     """One thread that does a replica's reads and writes; reads go first, since somebody waits for them."""
 
-    def __init__(
-        self, file: SlotFile, *, write_places: int, on_done: Callable[[], None] = lambda: None
-    ) -> None:
-        """Start the thread; `on_done` is called by it after each job."""
+    def __init__(self, file: SlotFile, *, write_places: int) -> None:
+        """Start the thread."""
         self._file = file
         self._write_places = write_places
-        self.on_done = on_done
+        self.on_read: Callable[[], None] = lambda: None
+        """Called by the thread after each read."""
         self._reads: deque[ReadJob] = deque()
         self._writes: deque[WriteJob] = deque()
         self._done: deque[Done] = deque()
@@ -135,7 +134,8 @@ class IoThread:
                     return
                 job = self._reads.popleft() if self._reads else self._writes.popleft()
             self._done.append(carry_out(self._file, job))
-            self.on_done()
+            if isinstance(job, ReadJob):
+                self.on_read()
 
 
 def carry_out(file: SlotFile, job: WriteJob | ReadJob) -> Done:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -88,3 +89,14 @@ class TierUse:
     used_blocks: int
     capacity_blocks: int
     off_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TierFacts:
+    """All tiers below one replica's blocks at one moment."""
+
+    uses: Mapping[LowerTier, TierUse]
+    swapped: Swapped
+    block_bytes: int
+    thrash_reason: str = ""
+    thrash_starts: int = 0

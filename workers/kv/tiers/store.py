@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from workers.kv.tiers.block_io import BlockIo, Done, ReadJob, WriteJob
 from workers.kv.tiers.fetch import Fetch
@@ -30,7 +30,7 @@ from workers.kv.tiers.policy import (
     is_swap_cheaper,
     update_rate,
 )
-from workers.kv.tiers.ports import BlockMover, CachedBlocks, StoreRules, Swapped, TierUse
+from workers.kv.tiers.ports import BlockMover, CachedBlocks, StoreRules, Swapped, TierFacts, TierUse
 from workers.kv.tiers.slots import SlotIndex
 from workers.kv.tiers.thrash import ThrashState
 from workers.kv.tiers.watch import SwapWatch
@@ -39,6 +39,7 @@ _LOOKED_AT = 128
 """The coldest blocks that are looked at for copying down in one step."""
 _SPILLED_RATIO = 0.25
 """Part of host memory that is to be free, or to have a copy on disk."""
+_FETCHING_SECONDS, _IDLE_SECONDS = 0.002, 0.2
 _BAD_READS = 16
 """So many damaged blocks in a row mean that the disk keeps nothing."""
 
@@ -60,13 +61,13 @@ class TieredStore:
         mover: BlockMover,
         heat: Heat,
         *,
-        host_blocks: int = 0,
-        disk_blocks: int = 0,
+        host_blocks: int | None = None,
+        disk_blocks: int | None = None,
         io: BlockIo | None = None,
         rules: StoreRules = StoreRules(),  # noqa: B008 - frozen
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with empty tiers; `io` carries out what the disk is to do."""
+        """Begin with empty tiers; `None`: none was asked for. `io` carries out what the disk is to do."""
         self._cached = cached
         self._mover = mover
         self._heat = heat
@@ -74,9 +75,9 @@ class TieredStore:
         self._rules = rules
         self._clock = clock
         self._lower: dict[LowerTier, _Lower] = {}
-        if host_blocks:
+        if host_blocks is not None:
             self._lower["host"] = _Lower(SlotIndex(host_blocks, heat))
-        if disk_blocks:
+        if disk_blocks is not None:
             self._lower["disk"] = _Lower(SlotIndex(disk_blocks, heat))
         self._writing: dict[bytes, bytes] = {}
         """Content that is on its way to the disk."""
@@ -93,7 +94,7 @@ class TieredStore:
     @property
     def tend_seconds(self) -> float:
         """How often to call `tend` while nothing is computed."""
-        return 0.2
+        return _FETCHING_SECONDS if self._fetches else _IDLE_SECONDS
 
     @property
     def thrash(self) -> ThrashState:
@@ -126,7 +127,11 @@ class TieredStore:
             if tier is None:
                 break
             run.append(tier)
-        return tuple(chain[: choose_fetch(run, self.costs())])
+        chosen = tuple(chain[: choose_fetch(run, self.costs())])
+        for digest in reversed(chosen):  # they are not to go while room is made for them
+            for lower in self._lower.values():
+                lower.index.touch(digest)
+        return chosen
 
     def is_coming(self, digest: bytes) -> bool:
         """Whether some fetch brings this content already."""
@@ -177,17 +182,19 @@ class TieredStore:
         self._measure("compute", seconds / tokens_blocks)
 
     # -- for people ------------------------------------------------------------------------------
-    def uses(self) -> dict[LowerTier, TierUse]:
-        """Use of each lower tier that was asked for."""
-        return {
-            tier: TierUse(len(lower.index), lower.index.capacity, lower.off_reason)
-            for tier, lower in self._lower.items()
-        }
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of a block."""
-        return self._mover.block_bytes
+    def facts(self) -> TierFacts:
+        """What is where, what moved, and what stands still; a copy."""
+        swapped = self.swapped
+        return TierFacts(
+            {
+                tier: TierUse(len(lower.index), lower.index.capacity, lower.off_reason)
+                for tier, lower in self._lower.items()
+            },
+            replace(swapped, blocks_in=dict(swapped.blocks_in), blocks_out=dict(swapped.blocks_out)),
+            self._mover.block_bytes,
+            self.thrash.reason,
+            self.thrash.starts,
+        )
 
     def costs(self) -> Costs:
         """What a block costs now, as far as that was measured of late."""
