@@ -1,6 +1,7 @@
 """A replica of a KV pool in a process of its own, which does as it is told, line by line.
 
-`python kv_tenant.py FOLDER REPLICA ATTEMPT BROUGHT_BLOCKS MINIMUM_BLOCKS LAYOUT`, with `-` for no minimum.
+`python kv_tenant.py FOLDER REPLICA ATTEMPT BROUGHT_BLOCKS MINIMUM_BLOCKS LAYOUT HOLDER`, with `-` for no
+minimum, and for no holder. HOLDER is where the holder of the pool's memory listens.
 Each line is a command in JSON and is answered by one line of JSON.
 """
 
@@ -15,7 +16,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from workers.kv.arena import CpuArena
+from tests.fakes.cuda_library import open_memory
+from workers.kv.arena import CpuArena, FileArenas
+from workers.kv.held_arena import HeldArena, HeldArenas
+from workers.kv.holder_link import HolderLink
 from workers.kv.layout import KvLayout
 from workers.kv.lease import PoolMember, Terms, Use, join
 
@@ -34,6 +38,7 @@ class Tenant:
         brought: int,
         minimum: int | None = None,
         layout: KvLayout = LAYOUT,
+        holder: Path | None = None,
     ) -> None:
         self.process = subprocess.Popen(
             [
@@ -45,6 +50,7 @@ class Tenant:
                 str(brought),
                 str(minimum or "-"),
                 json.dumps(asdict(layout)),
+                str(holder or "-"),
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -80,7 +86,7 @@ class Tenant:
 def memory_of(member: PoolMember, extent: int) -> int:
     """Address of an extent, whether or not it is leased."""
     arena = member.arena
-    assert isinstance(arena, CpuArena)
+    assert isinstance(arena, CpuArena | HeldArena)
     return arena.address + extent * arena.extent_bytes
 
 
@@ -92,6 +98,12 @@ def fill(member: PoolMember, extent: int, value: int) -> None:
 def content(member: PoolMember, extent: int) -> set[int]:
     """Values of all bytes of an extent."""
     return set(ctypes.string_at(memory_of(member, extent), member.arena.extent_bytes))
+
+
+def held_arenas(holder: Path) -> HeldArenas:
+    """Arenas of a holder, over the kind of memory that it says it has."""
+    link = HolderLink(holder)
+    return HeldArenas(open_memory(link.hello.kind), link)
 
 
 def take(member: PoolMember, *, count: int, needed: int, live: int = 0) -> list[int]:
@@ -140,9 +152,11 @@ def say(answer: object) -> None:
 
 def main() -> None:
     """Join and follow commands."""
-    folder, replica_id, attempt, brought, minimum, shape = sys.argv[1:]
+    folder, replica_id, attempt, brought, minimum, shape, holder = sys.argv[1:]
     terms = Terms(int(brought), None if minimum == "-" else int(minimum))
-    member = join(Path(folder), KvLayout(**json.loads(shape)), replica_id, int(attempt), terms)
+    arenas = FileArenas() if holder == "-" else held_arenas(Path(holder))
+    layout = KvLayout(**json.loads(shape))
+    member = join(Path(folder), layout, replica_id, int(attempt), terms, arenas=arenas)
     say("joined")
     for line in sys.stdin:
         command, arguments = json.loads(line)

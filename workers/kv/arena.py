@@ -10,6 +10,8 @@ from typing import Protocol
 
 from workers.kv import libc
 
+ARENA_FILE = "arena"
+"""In the folder of a pool that lies in the host's memory."""
 _PRIVATE_FILE = 0o600
 
 
@@ -32,6 +34,18 @@ class SharedArena(Protocol):
 
     def close(self) -> None:
         """Let go of the memory; whoever still points into it dies at the next touch."""
+        ...
+
+
+class Arenas(Protocol):
+    """How the memory of a pool is made and opened; the rest of a pool is the same wherever it lies."""
+
+    def create(self, home: Path, extents: int, extent_bytes: int) -> None:
+        """Prepare the memory of a new pool in its folder. Raises `OSError`."""
+        ...
+
+    def open(self, home: Path, extents: int, extent_bytes: int) -> SharedArena:
+        """Open a pool's memory for this process. Raises `OSError`."""
         ...
 
 
@@ -89,6 +103,18 @@ class CpuArena:
 
     def _protect(self, first: int, count: int, protection: int) -> None:
         libc.protect(self.address + first * self.extent_bytes, count * self.extent_bytes, protection)
+
+
+class FileArenas:
+    """Pools in the host's memory: one sparse file each. Implements `Arenas`."""
+
+    def create(self, home: Path, extents: int, extent_bytes: int) -> None:
+        """Make the file. Raises `OSError`."""
+        CpuArena.create(home / ARENA_FILE, extents, extent_bytes)
+
+    def open(self, home: Path, extents: int, extent_bytes: int) -> SharedArena:
+        """Map the file. Raises `OSError`."""
+        return CpuArena(home / ARENA_FILE, extents, extent_bytes)
 
 
 class FileScrubber:

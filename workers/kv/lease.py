@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workers.kv.arena import CpuArena, SharedArena, runs
+from workers.kv.arena import Arenas, FileArenas, SharedArena, runs
 from workers.kv.layout import KvLayout
 from workers.kv.ledger import Ledger, PoolJoinError
 from workers.kv.marks import Mark, Marks
 from workers.kv.pool import ensure_pool, folder_lock
 from workers.kv.table import JOINED, LEFT, PoolBusyError, Slot, Table
 
+_FILE_ARENAS = FileArenas()
 _STEP_LOCK_SECONDS = 0.05
 """A step waits no longer for the table: a holder that is stopped must not stop the others."""
 
@@ -246,20 +247,30 @@ class PoolMember:
 
 
 def join(
-    folder: Path, layout: KvLayout, replica_id: str, attempt: int, terms: Terms, *, fixed_bytes: int = 0
+    folder: Path,
+    layout: KvLayout,
+    replica_id: str,
+    attempt: int,
+    terms: Terms,
+    *,
+    fixed_bytes: int = 0,
+    arenas: Arenas = _FILE_ARENAS,
 ) -> PoolMember:
     """Join the node's pool of a layout, which is made if need be. Raises `PoolJoinError`, `OSError`.
 
-    The replica holds no extent yet; what an earlier attempt of it held is reclaimed.
+    `arenas` is where the memory of pools of this layout's kind lies. The replica holds no extent yet;
+    what an earlier attempt of it held is reclaimed.
     """
     row = Slot(state=JOINED, replica_id=replica_id, attempt=attempt, pid=os.getpid())
     with ExitStack() as undo, folder_lock(folder):
-        home = ensure_pool(folder, layout, brought=terms.brought_extents(layout), fixed_bytes=fixed_bytes)
+        home = ensure_pool(
+            folder, layout, arenas, brought=terms.brought_extents(layout), fixed_bytes=fixed_bytes
+        )
         table = Table(home)
         undo.callback(table.close)
         if table.header.layout != layout.digest:
             raise PoolJoinError("the pool is of another layout")
-        arena = CpuArena(home / "arena", table.header.extents, layout.extent_bytes)
+        arena = arenas.open(home, table.header.extents, layout.extent_bytes)
         undo.callback(arena.close)
         marks = Marks(home)
         undo.callback(marks.close)

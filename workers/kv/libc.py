@@ -22,6 +22,7 @@ _LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_
 
 PROT_NONE = 0
 PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+_MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _KEEP_SIZE = 0x1
@@ -32,6 +33,26 @@ def map_closed(descriptor: int, size_bytes: int) -> int:
     """Map a file whole, shared and without any access; returns the address. Raises `OSError`."""
     flags = mmap.MAP_SHARED | _MAP_NORESERVE
     return _checked_address(_LIBC.mmap(None, size_bytes, PROT_NONE, flags, descriptor, 0))
+
+
+def reserve_addresses(size_bytes: int, *, at: int | None = None) -> int:
+    """Reserve addresses without memory or access, `at` those given in place of what lies there.
+
+    Returns the first one. Raises `OSError`.
+    """
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE | (0 if at is None else _MAP_FIXED)
+    return _checked_address(_LIBC.mmap(at, size_bytes, PROT_NONE, flags, -1, 0))
+
+
+def map_at(address: int, size_bytes: int, descriptor: int, *, writable: bool) -> None:
+    """Map a file at reserved addresses. Raises `OSError`.
+
+    For reading, the mapping is private: a file that is sealed against writing can be mapped so by every
+    kernel, and nobody writes, so the memory is shared all the same.
+    """
+    kind = mmap.MAP_SHARED if writable else mmap.MAP_PRIVATE
+    protection = PROT_READ_WRITE if writable else mmap.PROT_READ
+    _checked_address(_LIBC.mmap(address, size_bytes, protection, kind | _MAP_FIXED, descriptor, 0))
 
 
 def unmap(address: int, size_bytes: int) -> None:

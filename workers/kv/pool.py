@@ -1,7 +1,8 @@
 """A node's pools on disk: made when first joined, looked after by the agent, removed when unused.
 
-One folder for each layout below the node's pool folder, which lies in memory (`/dev/shm`): `arena`,
-`table`, `owners` and `lock`. The folder's own `lock` orders making, joining and removing.
+One folder for each layout below the node's pool folder, which lies in memory (`/dev/shm`): `table`,
+`owners`, `lock`, and `arena` unless the memory lies with an accelerator's holder. The folder's own `lock`
+orders making, joining and removing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from workers.kv.arena import CpuArena, FileScrubber
+from workers.kv.arena import ARENA_FILE, Arenas, FileScrubber
 from workers.kv.layout import KvLayout
 from workers.kv.ledger import Ledger
 from workers.kv.marks import Marks
@@ -110,7 +111,9 @@ def folder_lock(folder: Path, *, seconds: float = LOCK_SECONDS) -> Iterator[None
         os.close(descriptor)
 
 
-def ensure_pool(folder: Path, layout: KvLayout, *, brought: int, fixed_bytes: int = 0) -> Path:
+def ensure_pool(
+    folder: Path, layout: KvLayout, arenas: Arenas, *, brought: int, fixed_bytes: int = 0
+) -> Path:
     """Make the pool of a layout unless it is there; returns its folder. Inside `folder_lock` only.
 
     `brought` is what the first replica brings, in extents; `fixed_bytes` makes the pool that large
@@ -124,7 +127,7 @@ def ensure_pool(folder: Path, layout: KvLayout, *, brought: int, fixed_bytes: in
     most = max(fixed, min(_MOST_EXTENTS, _ROOM_FACTOR * brought, fits))
     header = Header(layout.digest, layout.block_bytes, layout.extent_blocks, most, fixed)
     home.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
-    CpuArena.create(home / "arena", header.extents, layout.extent_bytes)
+    arenas.create(home, header.extents, layout.extent_bytes)
     Table.create(home, header)  # last: a pool is there when its table is
     return home
 
@@ -270,11 +273,17 @@ def _member_status(slot: Slot, leased: int, size: int, capacity: int, *, alive: 
 @contextmanager
 def _opened(home: Path) -> Iterator[tuple[Table, Ledger]]:
     table = Table(home)
-    scrubber = FileScrubber(home / "arena", table.header.block_bytes * table.header.extent_blocks)
     try:
-        yield table, Ledger(table, scrubber.scrub)
+        if (home / ARENA_FILE).exists():
+            scrubber = FileScrubber(home / ARENA_FILE, table.header.block_bytes * table.header.extent_blocks)
+            try:
+                yield table, Ledger(table, scrubber.scrub)
+            finally:
+                scrubber.close()
+        else:
+            # A holder has the memory: it reads in the table what is nobody's, and wipes that itself.
+            yield table, Ledger(table, lambda _extents: None)
     finally:
-        scrubber.close()
         table.close()
 
 
