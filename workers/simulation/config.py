@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from workers.simulation.faults import Fault, Place
+from workers.simulation.hardware import NONE_CUT, CutCards
 from workers.simulation.node import NodeIdentity
 
 
@@ -24,6 +25,8 @@ class SimulationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     places: tuple[Place, ...] = ()
     """Names and racks of the whole fleet."""
     slots: int = 12
+    cut_cards: CutCards = NONE_CUT
+    """On each node, beside its slots."""
     first_port: int = 41_000
     """Replicas have ports from here on; with `serve` they listen there, on loopback only."""
     requests_per_second: float = 0.4

@@ -11,7 +11,7 @@ import msgspec
 
 from workers.protocol import digests, pulse, v1
 from workers.simulation.engine import EngineShape, Traffic
-from workers.simulation.hardware import make_accelerators, make_topology
+from workers.simulation.hardware import NONE_CUT, CutCards, make_accelerators, make_cut_cards, make_topology
 from workers.simulation.kv_pool import describe_pool, take_limits
 from workers.simulation.replica import Durations, SimulatedReplica
 
@@ -50,6 +50,8 @@ class NodeShape:
     first_port: int = 41_000
     """Every node has an address of its own, so all use the same ports."""
     accelerator_bytes: int = 64 * _GIB
+    cut_cards: CutCards = NONE_CUT
+    """Cut into slices, beside the accelerators."""
     engine: EngineShape = field(default_factory=EngineShape)
     traffic: Traffic = field(default_factory=Traffic)
     durations: Durations = field(default_factory=Durations)
@@ -147,7 +149,8 @@ class SimulatedNode:
 
     def _hello(self) -> v1.Hello:
         identity, shape = self.identity, self._shape
-        accelerators = make_accelerators(identity.node_id, shape.slots, shape.accelerator_bytes)
+        tiles = make_accelerators(identity.node_id, shape.slots, shape.accelerator_bytes)
+        cards, slices = make_cut_cards(identity.node_id, shape.cut_cards, first_ordinal=shape.slots)
         return v1.Hello(
             node_id=identity.node_id,
             boot_id=self._boot_id,
@@ -156,14 +159,16 @@ class SimulatedNode:
             agent_version=AGENT_VERSION,
             hostname=identity.name,
             address=identity.address,
-            accelerators=accelerators,
+            accelerators=(*tiles, *slices),
             engines=(ENGINE,),
             cpu_count=104,
             memory_bytes=512 * _GIB,
             labels={"rack": identity.rack, "supernode": identity.supernode, "simulated": "true"},
             simulated=True,
             reconnect=not self._first_hello,
-            topology=make_topology([tile.uuid for tile in accelerators]),
+            topology=make_topology([tile.uuid for tile in tiles]),
+            split_cards=cards,
+            mps_ready=bool(cards),
         )
 
     def _heartbeat(self, now: float, wall: float) -> v1.Heartbeat:

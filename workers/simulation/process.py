@@ -36,6 +36,7 @@ class Simulation:
             config.nodes,
             shape=NodeShape(
                 slots=config.slots,
+                cut_cards=config.cut_cards,
                 first_port=config.first_port,
                 traffic=Traffic(requests_per_second=config.requests_per_second),
                 stamp_queue=config.stamp_queue,
@@ -49,7 +50,8 @@ class Simulation:
         )
         self._writer = ReportWriter(config.redis_url)
         self._reader = CommandReader(config.redis_url, [n.node_id for n in config.nodes], self._take)
-        ports = range(config.first_port, config.first_port + PORTS_PER_SLOT * config.slots)
+        places = config.slots + config.cut_cards.slices
+        ports = range(config.first_port, config.first_port + PORTS_PER_SLOT * places)
         self._server = EngineServer(self.fleet, self.lock, ports) if config.serve else None
         self._journal = FaultJournal(Path(config.fault_journal)) if config.fault_journal else None
         self._inbox = FaultInbox(Path(config.fault_inbox)) if config.fault_inbox else None

@@ -18,6 +18,7 @@ from exaserve_ops.management.simulated.enrolment import Wish, ensure_nodes
 from exaserve_ops.management.simulated.serving import ensure_deployment
 from exaserve_ops.management.simulated.workers import SimulationShape, run_workers, write_configs
 from workers.simulation.faults import Fault, FaultScriptError, parse_fault, read_script
+from workers.simulation.hardware import NONE_CUT, CutCards, read_cut_cards
 
 MOST_NODES = 4_096
 MOST_REPLICAS = 64
@@ -37,6 +38,13 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--standbys", type=int, default=0, help="how many of all replicas only stand by (default 0)"
+        )
+        parser.add_argument(
+            "--mig",
+            type=_cut_cards,
+            default=NONE_CUT,
+            metavar="CARDS[:PROFILE+PROFILE]",
+            help="further cards on each node, cut into slices, such as 2:3g.40gb+3g.40gb (default none)",
         )
         parser.add_argument("--racks", type=_up_to(MOST_NODES), default=16, help="(default %(default)s)")
         parser.add_argument("--seed", type=int, default=1, help="decides figures and faults")
@@ -77,6 +85,7 @@ class Command(BaseCommand):
                 redis_url=settings.ENV.agent_redis_url,
                 seed=options["seed"],
                 slots=options["replicas"],
+                cut_cards=options["mig"],
                 requests_per_second=options["load"],
                 faults=faults,
                 serve=options["serve"],
@@ -116,6 +125,13 @@ def _start_again_inside_the_fleet() -> None:
     for label in (FLEET_VARIABLE, PROGRAM_VARIABLE):
         known.pop(label, None)
     os.execve(sys.executable, [sys.executable, *sys.argv], dict(os.environ) | known)  # noqa: S606 - ourselves
+
+
+def _cut_cards(text: str) -> CutCards:
+    try:
+        return read_cut_cards(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _up_to(most: int) -> Any:  # noqa: ANN401 - what argparse calls a type

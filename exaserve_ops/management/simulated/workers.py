@@ -17,6 +17,7 @@ from exaserve_ops.adapters.fleet_files import FleetFiles, FleetFilesError, is_po
 from exaserve_ops.management.simulated.enrolment import FOLDER
 from workers.simulation.config import SimulationConfig
 from workers.simulation.faults import Fault, Place
+from workers.simulation.hardware import CutCards
 from workers.simulation.node import NodeIdentity
 from workers.simulation.serve import PORTS_PER_SLOT
 
@@ -39,6 +40,7 @@ class SimulationShape:
     redis_url: str
     seed: int
     slots: int
+    cut_cards: CutCards
     requests_per_second: float
     faults: tuple[Fault, ...]
     serve: bool
@@ -50,7 +52,7 @@ def write_configs(
 ) -> list[Path]:
     """Write one private file for each process. A node is always simulated by exactly one."""
     count = processes or -(-len(nodes) // NODES_PER_PROCESS)
-    width = PORTS_PER_SLOT * shape.slots
+    width = PORTS_PER_SLOT * (shape.slots + shape.cut_cards.slices)
     first_port = choose_ports(count * width)
     places = tuple(Place(node.name, node.rack) for node in nodes)
     for name in (JOURNAL, INBOX):
@@ -63,6 +65,7 @@ def write_configs(
             nodes=tuple(nodes[number::count]),
             places=places,
             slots=shape.slots,
+            cut_cards=shape.cut_cards,
             first_port=first_port + number * width,
             requests_per_second=shape.requests_per_second,
             faults=shape.faults,
