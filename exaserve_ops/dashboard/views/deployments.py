@@ -16,6 +16,7 @@ from django.views.decorators.http import require_http_methods, require_safe
 from exaserve_ops.dashboard.accelerators import asked_words, got_by, mps_words
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.forms import MIB, DeleteForm, DeploymentForm, ScaleForm
+from exaserve_ops.dashboard.kept import KeptAnswers
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.plans import PlanPreview, plan_now, preview_deletion, preview_scale
 from exaserve_ops.dashboard.problems import title_state
@@ -40,6 +41,9 @@ from exaserve_ops.serving.services.deployments import (
 
 SHOWN_LOSSES = 8
 CONFLICT = 409
+
+_outlooks: KeptAnswers[dict[str, Any]] = KeptAnswers()
+"""By deployment and generation: of a large fleet they take a while, and every viewer asks."""
 _FORM_FIELDS = {
     "slice_memory_bytes": "slice_memory_mib",
     "mps_memory_bytes": "mps_memory_mib",
@@ -143,15 +147,9 @@ def deployment_new(request: HttpRequest) -> HttpResponse:
 @requires("serving.view_deployment")
 def deployment_plan(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     """Show what is done for it now and what is waited for, and what the loss of each domain would cost."""
-    snapshot = _snapshot(get_object_or_404(Deployment, pk=deployment_id))
-    context = {
-        "got": got_by(deployment_id, snapshot.request.wish),
-        "asked": snapshot.request.wish,
-        "asked_words": asked_words(snapshot.request.wish),
-        "plan": plan_now(snapshot, now=clock.now()),
-        "spread": view_spread(snapshot.nodes),
-        "shown_losses": SHOWN_LOSSES,
-    }
+    found = get_object_or_404(Deployment, pk=deployment_id)
+    kept = _outlooks.get((found.pk, found.generation), lambda: _outlook(found))
+    context = {**kept.answer, "shown_losses": SHOWN_LOSSES, "found_at": kept.found_at}
     return render(request, "deployments/now.html", context)
 
 
@@ -198,6 +196,17 @@ def deployment_delete(request: HttpRequest, deployment_id: UUID) -> HttpResponse
     }
     status = CONFLICT if conflict else 200
     return render(request, "deployments/delete.html", context, status=status)
+
+
+def _outlook(found: Deployment) -> dict[str, Any]:
+    snapshot = _snapshot(found)
+    return {
+        "got": got_by(found.pk, snapshot.request.wish),
+        "asked": snapshot.request.wish,
+        "asked_words": asked_words(snapshot.request.wish),
+        "plan": plan_now(snapshot, now=clock.now()),
+        "spread": view_spread(snapshot.nodes),
+    }
 
 
 def _with_simulated(deployments: Iterable[Deployment]) -> list[Any]:
