@@ -7,18 +7,20 @@ import json
 import struct
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from exaserve_ops.lib.errors import InvalidInputError
-from exaserve_ops.serving.domain.architecture import (
-    Architecture,
-    UnknownArchitectureError,
-    read_architecture,
-)
+from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
 from exaserve_ops.serving.domain.manifest import FileEntry
+from exaserve_ops.serving.domain.weights_size import UnknownWeights, weights_of_files
 from exaserve_ops.serving.services.models import ModelFacts
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
 """Bound of a safetensors header; the format's own implementation has the same."""
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+"""Bound of config.json; the largest ones list the layers of a quantised model."""
+MAX_INDEX_BYTES = 64 * 1024 * 1024
+_INDEX = "model.safetensors.index.json"
 _CHUNK_BYTES = 4 * 1024 * 1024
 
 
@@ -30,7 +32,11 @@ class ModelFolder:
         path = Path(folder)
         if not path.is_absolute() or not path.is_dir():
             raise InvalidInputError("folder", f"'{folder}' is no absolute path of a folder here")
-        architecture = _architecture(path)
+        config = _json_file(path / "config.json", MAX_CONFIG_BYTES)
+        try:
+            architecture = read_architecture(config)
+        except UnknownArchitectureError as error:
+            raise InvalidInputError("folder", f"config.json: {error}") from error
         names = sorted(
             file.relative_to(path).as_posix()
             for file in path.rglob("*")
@@ -41,21 +47,35 @@ class ModelFolder:
             raise InvalidInputError("folder", f"'{folder}' holds no .safetensors file")
         if "tokenizer.json" not in names:
             raise InvalidInputError("folder", f"'{folder}' holds no tokenizer.json")
+        files = tuple(_entry(path, name) for name in names)
+        index = _json_file(path / _INDEX, MAX_INDEX_BYTES) if _INDEX in names else None
+        size = weights_of_files(files, index)
+        if isinstance(size, UnknownWeights):
+            raise InvalidInputError("folder", f"the size of its weights is not known: {size.reason}")
         return ModelFacts(
             source=path.as_uri(),
-            files=tuple(_entry(path, name) for name in names),
+            files=files,
             architecture=architecture,
             parameter_count=sum(_parameters(path / name) for name in weights),
+            config=config,
+            weights_bytes=size.bytes,
         )
 
 
-def _architecture(path: Path) -> Architecture:
+def _json_file(path: Path, most_bytes: int) -> dict[str, Any]:
+    """An object that a database can hold: numbers without end become text, null characters are refused."""
     try:
-        return read_architecture(json.loads((path / "config.json").read_text()))
+        if path.stat().st_size > most_bytes:
+            raise InvalidInputError("folder", f"{path.name} is larger than {most_bytes:,} bytes")
+        text = path.read_text("utf-8")
+        value = json.loads(text, parse_constant=str)
     except FileNotFoundError as error:
-        raise InvalidInputError("folder", f"'{path}' holds no config.json") from error
-    except (ValueError, UnknownArchitectureError) as error:
-        raise InvalidInputError("folder", f"config.json: {error}") from error
+        raise InvalidInputError("folder", f"'{path.parent}' holds no {path.name}") from error
+    except (ValueError, RecursionError) as error:
+        raise InvalidInputError("folder", f"{path.name}: {error}") from error
+    if not isinstance(value, dict) or "\\u0000" in text or "\0" in text:
+        raise InvalidInputError("folder", f"{path.name} is no JSON object, or holds null characters")
+    return value
 
 
 def _entry(path: Path, name: str) -> FileEntry:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from django.contrib.postgres.fields import ArrayField
 from django.db import models
 from django.db.models.functions import Now
 
 from exaserve_ops.inventory.models import Accelerator, Node
+from exaserve_ops.serving.domain.architecture import described_config
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.reach import REACHES, UNCHECKED
 
@@ -26,9 +27,14 @@ class Model(models.Model):
     architecture = models.JSONField(
         default=dict, blank=True, help_text="Facts from config.json: family, layers, heads, limits."
     )
+    config = models.JSONField(
+        default=dict, blank=True, help_text="config.json as it was read: what memory is planned with."
+    )
     parameter_count = models.BigIntegerField(null=True, blank=True)
     weights_bytes = models.BigIntegerField(default=0)
-    kv_bytes_per_token = models.BigIntegerField(null=True, blank=True)
+    kv_bytes_per_token = models.BigIntegerField(
+        null=True, blank=True, help_text="What each further token takes; null: the layout is not known."
+    )
     max_context_tokens = models.PositiveIntegerField(null=True, blank=True)
     created_at = models.DateTimeField(db_default=Now())
 
@@ -38,6 +44,12 @@ class Model(models.Model):
     def __str__(self) -> str:
         """Return the name."""
         return self.name
+
+    @property
+    def planning_config(self) -> dict[str, Any]:
+        """config.json, or one that says the same as the facts, for a model registered without."""
+        known: dict[str, Any] = dict(self.config)
+        return known or described_config(self.architecture, self.max_context_tokens or 0)
 
 
 class ModelFile(models.Model):

@@ -1,4 +1,4 @@
-"""config.json of known families is read, of others refused; memory is computed, never guessed."""
+"""What config.json says about a model, for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
+from exaserve_ops.serving.domain.architecture import (
+    Architecture,
+    UnknownArchitectureError,
+    read_architecture,
+)
+from exaserve_ops.serving.domain.kv_bytes import KvBytes, kv_bytes_of
 from exaserve_ops.serving.domain.manifest import FileEntry, manifest_digest
 
 LLAMA_8B: dict[str, Any] = {
@@ -21,10 +26,10 @@ LLAMA_8B: dict[str, Any] = {
 }
 
 
-def test_kv_bytes_of_a_known_model() -> None:
-    facts = read_architecture(LLAMA_8B)
-    assert facts.kv_bytes_per_token == 2 * 32 * 8 * 128 * 2 == 131_072
-    assert facts.head_dim == 128
+def test_facts_of_a_plain_model_are_read() -> None:
+    assert read_architecture(LLAMA_8B) == Architecture(
+        "llama", 32, 4096, 32, 8, 128, 128256, 8192, "bfloat16"
+    )
 
 
 def test_heads_without_grouping_each_have_their_own_keys() -> None:
@@ -32,27 +37,43 @@ def test_heads_without_grouping_each_have_their_own_keys() -> None:
     assert read_architecture(plain).kv_heads == 32
 
 
-def test_head_dimension_of_its_own_is_believed() -> None:
-    assert read_architecture(LLAMA_8B | {"head_dim": 64}).kv_bytes_per_token == 65_536
-
-
 def test_newer_spelling_of_the_type_wins() -> None:
-    assert read_architecture(LLAMA_8B | {"dtype": "float32"}).kv_bytes_per_token == 262_144
+    assert read_architecture(LLAMA_8B | {"dtype": "float32"}).dtype == "float32"
+
+
+def test_facts_of_a_nested_model_are_those_of_its_language_model() -> None:
+    nested = {"model_type": "llava", "text_config": LLAMA_8B, "vision_config": {"num_hidden_layers": 24}}
+    assert read_architecture(nested) == read_architecture(LLAMA_8B)
+
+
+def test_model_without_attention_has_no_heads() -> None:
+    facts = read_architecture({"model_type": "mamba", "num_hidden_layers": 48, "hidden_size": 1536})
+    assert (facts.layers, facts.heads, facts.kv_heads, facts.head_dim) == (48, 0, 0, 0)
+
+
+def test_family_whose_memory_is_not_known_has_facts_all_the_same() -> None:
+    facts = read_architecture(LLAMA_8B | {"model_type": "newcomer", "compress_ratios": [4]})
+    assert (facts.family, facts.layers) == ("newcomer", 32)
+
+
+def test_config_of_a_model_that_is_only_described_means_the_same_memory() -> None:
+    facts = read_architecture(LLAMA_8B)
+    described = kv_bytes_of(facts.as_config())
+    assert isinstance(described, KvBytes)
+    assert described.growth_bytes_per_token == 131_072
+    assert read_architecture(facts.as_config()) == facts
 
 
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"model_type": "deepseek_v3"}, "deepseek_v3"),
         ({"model_type": ""}, "model_type"),
-        ({"torch_dtype": "int3"}, "int3"),
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_hidden_layers": "32"}, "num_hidden_layers"),
-        ({"vocab_size": None}, "vocab_size"),
-        ({"max_position_embeddings": -1}, "max_position_embeddings"),
+        ({"hidden_size": -1}, "hidden_size"),
     ],
 )
-def test_what_cannot_be_computed_is_refused_by_name(change: dict[str, Any], named: str) -> None:
+def test_config_of_no_language_model_is_refused_by_name(change: dict[str, Any], named: str) -> None:
     with pytest.raises(UnknownArchitectureError, match=named):
         read_architecture(LLAMA_8B | change)
 

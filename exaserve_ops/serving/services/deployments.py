@@ -15,6 +15,8 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
+from exaserve_ops.serving.domain.engine_launch import TORCH
+from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.models import Deployment, Model
 from workers.protocol.confidential import find_secret
@@ -85,7 +87,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     _check_engine(wish.engine)
     _check_options(wish.engine_options)
     _check_served_name(wish.served_name or model.name, model)
-    memory_bytes = wish.replica_memory_bytes or _default_memory_bytes(model)
+    memory_bytes = wish.replica_memory_bytes or _default_memory_bytes(model, wish.engine)
     asked = _asked_of(
         {name: getattr(wish, name) for name in _ASKED}, memory_bytes, wish.accelerators_per_replica
     )
@@ -111,7 +113,8 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
             )
     except IntegrityError as error:
         raise ConflictError(f"a deployment named '{wish.name}' exists") from error
-    _record(deployment, "created", actor, now, f"{wish.replicas} replicas of {model.name}")
+    on = "".join(f", {name} {value}" for name, value in asked.items())
+    _record(deployment, "created", actor, now, f"{wish.replicas} replicas of {model.name}{on}")
     return deployment
 
 
@@ -184,8 +187,8 @@ def update_deployment(
     if after == before:
         return deployment
     _raise_generation(deployment, now, [*_PLAIN, "start_seconds", "placement"])
-    changed = ", ".join(f"{k} {before[k]} to {after[k]}" for k in after if after[k] != before[k])
-    _record(deployment, _event_of(before, after), actor, now, changed + (f": {reason}" if reason else ""))
+    event, words = _change_of(before, after)
+    _record(deployment, event, actor, now, ": ".join(filter(None, (words, reason))))
     return deployment
 
 
@@ -221,12 +224,13 @@ def _asked_of(asked: Mapping[str, Any], memory_bytes: int, accelerators: int) ->
     return {name: value for name, value in recorded.items() if value}
 
 
-def _event_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """What a change is called."""
-    changed = {name for name in after if after[name] != before[name]}
-    if changed <= {*_POOL}:
-        return "pool_opened" if after["spill"] else "pool_closed"
-    return "scaled" if changed <= {"replicas", "standbys"} else "changed"
+def _change_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
+    """What a change is called, and what changed, in words."""
+    changed = [name for name in after if after[name] != before[name]]
+    if set(changed) <= {*_POOL}:
+        return ("pool_opened", after["spill_reason"]) if after["spill"] else ("pool_closed", "")
+    words = ", ".join(f"{name} {before[name] or 'none'} to {after[name] or 'none'}" for name in changed)
+    return "scaled" if set(changed) <= {"replicas", "standbys"} else "changed", words
 
 
 @transaction.atomic
@@ -323,10 +327,16 @@ def default_start_seconds(model: Model) -> int:
     return LEAST_START_SECONDS + model.weights_bytes // SLOW_READ_BYTES_PER_SECOND
 
 
-def _default_memory_bytes(model: Model) -> int:
-    """Weights, KV for four longest contexts, and a quarter of both for activations and overhead."""
-    kv = 4 * (model.kv_bytes_per_token or 0) * (model.max_context_tokens or 0)
-    return (model.weights_bytes + kv) * 5 // 4
+def _default_memory_bytes(model: Model, engine: str) -> int:
+    """Weights, KV for four longest contexts, and a quarter of both for activations and overhead.
+
+    0 where one of them is not known: placement waits then until somebody says it.
+    """
+    # The built-in engine keeps all tokens of layers with a window, too.
+    kv = kv_bytes_of(model.planning_config, KvOptions(windows_off=engine == TORCH))
+    if not (model.weights_bytes and model.max_context_tokens and isinstance(kv, KvBytes)):
+        return 0
+    return (model.weights_bytes + 4 * kv.whole.bytes_at(model.max_context_tokens)) * 5 // 4
 
 
 def _raise_generation(deployment: Deployment, now: datetime, fields: list[str]) -> None:
@@ -352,5 +362,5 @@ def _wish_of(deployment: Deployment) -> dict[str, Any]:
         **{name: getattr(deployment, name) for name in _PLAIN},
         "start_seconds": deployment.start_seconds,
         "nodes": deployment.placement.get("nodes", []),
-        **{name: deployment.placement.get(name, "") for name in _PLACES},
+        **{name: deployment.placement.get(name) for name in _PLACES},
     }

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from django.db import transaction
 
 from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain.architecture import Architecture
+from exaserve_ops.serving.domain.kv_bytes import KvBytes, kv_bytes_of
 from exaserve_ops.serving.domain.manifest import FileEntry, manifest_digest
+from exaserve_ops.serving.domain.weights_size import WeightsSize, weights_of_files
 from exaserve_ops.serving.models import Model, ModelFile
 
 
@@ -23,6 +26,10 @@ class ModelFacts:
     files: tuple[FileEntry, ...]
     architecture: Architecture
     parameter_count: int
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """config.json; empty for a model that is only described."""
+    weights_bytes: int | None = None
+    """As the index of its shards says; `None`: by the files alone."""
 
 
 class ModelFolderReader(Protocol):
@@ -49,6 +56,8 @@ def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -
             return known
         raise ConflictError(f"'{name}' names other bytes ({known.digest}); register another name")
     architecture = facts.architecture
+    config = dict(facts.config) or architecture.as_config()
+    kv = kv_bytes_of(config)
     model = Model.objects.create(
         name=name,
         digest=digest,
@@ -64,9 +73,10 @@ def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -
             "dtype": architecture.dtype,
         },
         parameter_count=facts.parameter_count,
-        weights_bytes=sum(f.size_bytes for f in facts.files if f.path.endswith(".safetensors")),
-        kv_bytes_per_token=architecture.kv_bytes_per_token,
-        max_context_tokens=architecture.max_context_tokens,
+        config=config,
+        weights_bytes=_weights_bytes(facts),
+        kv_bytes_per_token=kv.growth_bytes_per_token if isinstance(kv, KvBytes) else None,
+        max_context_tokens=architecture.max_context_tokens or None,
         created_at=now,
     )
     ModelFile.objects.bulk_create(
@@ -75,3 +85,11 @@ def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -
     subject = Subject("model", str(model.pk), model.name)
     record_event(subject, "registered", actor=actor, now=now, reason=digest)
     return model
+
+
+def _weights_bytes(facts: ModelFacts) -> int:
+    """Size by the files, never by a name; 0 where it is not known, which nothing is placed with."""
+    if facts.weights_bytes is not None:
+        return facts.weights_bytes
+    size = weights_of_files(facts.files)
+    return size.bytes if isinstance(size, WeightsSize) else 0
