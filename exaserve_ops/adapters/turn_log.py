@@ -37,6 +37,36 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(TurnRecord)
 
 
+_APPEND = f"""
+for i = 2, #ARGV do
+  redis.call('XADD', KEYS[1], 'MAXLEN', '~', ARGV[1], '*', '{FIELD}', ARGV[i])
+end
+return #ARGV - 1
+"""
+
+
+class Turn(msgspec.Struct, omit_defaults=True):
+    """A `TurnRecord` as a gateway fills it in: the same fields, made in a fraction of the time."""
+
+    request_id: str
+    session_id: str
+    model: str
+    replica_id: str
+    node_id: str
+    key_id: str
+    path: str
+    started_at_seconds: float
+    duration_seconds: float
+    ttft_seconds: float | None
+    outcome: str
+    status: int
+    why: str
+    attempts: int = 1
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
 class TurnLog:
     """Writer side, for a gateway. `add` never waits; `run` carries what was added to Redis."""
 
@@ -48,15 +78,16 @@ class TurnLog:
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
         self._redis = client
-        self._buffer: collections.deque[TurnRecord] = collections.deque(maxlen=buffer_turns)
+        self._buffer: collections.deque[bytes] = collections.deque(maxlen=buffer_turns)
+        self._append = client.register_script(_APPEND)
         self._flush_seconds = flush_seconds
         self.dropped = 0
 
-    def add(self, turn: TurnRecord) -> None:
+    def add(self, turn: Turn | TurnRecord) -> None:
         """Keep a turn for the next batch; the oldest makes room if the buffer is full."""
         if len(self._buffer) == self._buffer.maxlen:
             self.dropped += 1
-        self._buffer.append(turn)
+        self._buffer.append(_encoder.encode(turn))
 
     async def run(self) -> None:
         """Flush from time to time until cancelled."""
@@ -74,20 +105,16 @@ class TurnLog:
                 return False
         return True
 
-    async def _send(self, batch: Sequence[TurnRecord]) -> bool:
-        pipeline: Any = self._redis.pipeline(transaction=False)
-        for turn in batch:
-            fields = cast("Any", {FIELD: _encoder.encode(turn)})
-            pipeline.xadd(STREAM_KEY, fields, maxlen=STREAM_MAX_LENGTH, approximate=True)
+    async def _send(self, batch: Sequence[bytes]) -> bool:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
-                await pipeline.execute()
+                await self._append([STREAM_KEY], [STREAM_MAX_LENGTH, *batch])
         except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
             _log.debug("event=turn_log_unwritten turns=%d error=%r", len(batch), error)
             return False
         return True
 
-    def _put_back(self, batch: Sequence[TurnRecord]) -> None:
+    def _put_back(self, batch: Sequence[bytes]) -> None:
         room = cast("int", self._buffer.maxlen) - len(self._buffer)
         kept = batch[max(0, len(batch) - room) :]
         self.dropped += len(batch) - len(kept)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import enum
 import itertools
 import secrets
+from collections.abc import Sequence
 
 from exaserve_ops.adapters.api_key_table import ApiKeyTable
 from exaserve_ops.gateway import refusals
-from exaserve_ops.gateway.headers import is_request_id, is_session_id
+from exaserve_ops.gateway.headers import FORWARDED, is_request_id, is_session_id
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request
 
@@ -45,30 +46,32 @@ _BY_PATH = {endpoint.path: endpoint for endpoint in Endpoint if endpoint is not 
 
 def endpoint_of(path: bytes) -> Endpoint | None:
     """What a path leads to; `None` where there is nothing."""
-    if path.startswith(Endpoint.MODEL.path) and path != Endpoint.MODEL.path:
+    found = _BY_PATH.get(path)
+    if found is None and path.startswith(Endpoint.MODEL.path) and path != Endpoint.MODEL.path:
         return Endpoint.MODEL
-    return _BY_PATH.get(path)
-
-
-_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+    return found
 
 
 def _is_forwarded(request: Request) -> bool:
     """Whether a proxy says that it passes somebody else on: one on this host makes everybody local."""
-    return any(request.values(name) for name in _FORWARDED)
+    return any(name in request.known for name in FORWARDED)
 
 
 class Admission:
     """Checks heads against the table of endpoints and the table of keys."""
 
-    def __init__(self, keys: ApiKeyTable, *, body_bytes: int) -> None:
+    def __init__(
+        self, keys: ApiKeyTable, *, body_bytes: int, session_headers: Sequence[bytes] = (b"x-session-id",)
+    ) -> None:
         self._keys = keys
         self._body_bytes = body_bytes
+        self._session_headers = session_headers
         self._request_id_prefix = secrets.token_hex(8)
         self._request_numbers = itertools.count(1)
 
     def check(self, request: Request, *, is_loopback: bool) -> Refusal | None:
         """Check a head, and fill in what it says: request id, session id, key."""
+        request.path = request.target.partition(b"?")[0]
         self._name(request)
         return (
             self._check_message(request)
@@ -77,29 +80,25 @@ class Admission:
         )
 
     def _name(self, request: Request) -> None:
-        given = request.values(b"x-request-id")
-        if len(given) == 1 and is_request_id(given[0]):
-            request.request_id = given[0]
+        given = request.known.get(b"x-request-id")
+        if given is not None and is_request_id(given):  # repeated ones are joined by a comma: refused
+            request.request_id = given
         else:
             number = next(self._request_numbers)
             request.request_id = f"{self._request_id_prefix}-{number:x}".encode()
 
     def _check_message(self, request: Request) -> Refusal | None:
         """Judge what the parser lets through, but a relay must not guess about."""
-        seen: dict[bytes, bytes] = {}
-        hosts = 0
-        for name, value in request.headers:
-            hosts += name == b"host"
-            seen[name] = value
+        known = request.known
         if request.version not in {"1.1", "1.0"}:
             return refusals.VERSION_UNKNOWN
-        if hosts != 1:
+        if b"host" not in known or b"host" in request.repeated:
             return refusals.HOST_REQUIRED
-        if seen.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
+        if known.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             return refusals.CODING_UNKNOWN
-        if seen.get(b"expect", b"100-continue").lower() != b"100-continue":
+        if known.get(b"expect", b"100-continue").lower() != b"100-continue":
             return refusals.EXPECTATION_UNKNOWN
-        if int(seen.get(b"content-length", b"0")) > self._body_bytes:
+        if int(known.get(b"content-length", b"0")) > self._body_bytes:
             return refusals.BODY_TOO_LARGE
         return None
 
@@ -118,20 +117,22 @@ class Admission:
         return self._check_key(request)
 
     def _check_key(self, request: Request) -> Refusal | None:
-        given = request.values(b"authorization")
-        if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
+        given = request.known.get(b"authorization", b"")
+        if b"authorization" in request.repeated or given[: len(_BEARER)].lower() != _BEARER:
             return refusals.NO_KEY
         if not self._keys.loaded:
             return refusals.KEYS_UNKNOWN
-        request.key = self._keys.find(given[0][len(_BEARER) :].strip())
+        request.key = self._keys.find(given[len(_BEARER) :].strip())
         return None if request.key else refusals.BAD_KEY
 
-    @staticmethod
-    def _check_session(request: Request) -> Refusal | None:
-        given = request.values(b"x-session-id")
-        if not given:
+    def _check_session(self, request: Request) -> Refusal | None:
+        """Take the first session header that is there, in the order of the settings."""
+        for name in self._session_headers:
+            given = request.known.get(name)
+            if given is None:
+                continue
+            if name in request.repeated or not is_session_id(given):
+                return refusals.BAD_SESSION
+            request.session_id = given.decode()
             return None
-        if len(given) != 1 or not is_session_id(given[0]):
-            return refusals.BAD_SESSION
-        request.session_id = given[0].decode()
         return None

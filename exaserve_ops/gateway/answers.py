@@ -13,6 +13,8 @@ from exaserve_ops.gateway.framing import Frame
 _FIRST_ERROR_STATUS = 400
 _FIRST_SERVER_ERROR_STATUS = 500
 _TAIL_BYTES = 4096
+_KEPT_BYTES = 8 * _TAIL_BYTES
+"""Pieces are joined only now and then."""
 _LARGEST_JSON_BYTES = 1024 * 1024
 
 
@@ -71,42 +73,55 @@ class JsonAnswer:
 class StreamAnswer:
     """A stream of events, of which the end is kept."""
 
-    __slots__ = ("_tail",)
+    __slots__ = ("_events", "_pieces", "_size_bytes")
 
     def __init__(self) -> None:
-        self._tail = b""
+        self._pieces: list[bytes] = []
+        self._size_bytes = 0
+        self._events: list[bytes] | None = None
 
     def add(self, payload: bytes) -> None:
         """Take the next piece of the body."""
-        if len(payload) < _TAIL_BYTES:
-            payload = self._tail + payload
-        self._tail = payload[-_TAIL_BYTES:]
+        self._events = None
+        self._pieces.append(payload)
+        self._size_bytes += len(payload)
+        if self._size_bytes > _KEPT_BYTES:
+            self._shorten()
 
     def is_finished(self) -> bool:
         """Whether the last event says that the stream is over: `[DONE]`, or an error."""
-        events = self._events()
+        events = self._last_events()
         return bool(events) and (events[-1] == b"[DONE]" or self.ended_in_error())
 
     def ended_in_error(self) -> bool:
         """Whether the engine ended the stream by an error event of its own."""
-        events = [event for event in self._events() if event != b"[DONE]"]
-        if not events:
-            return False
-        return _ending_of(events[-1]).error is not None
+        events = self._last_events()
+        last = next((event for event in reversed(events) if event != b"[DONE]"), b"")
+        return b'"error"' in last and _ending_of(last).error is not None
 
     def is_between_events(self) -> bool:
         """Whether an event of ours may follow as it is."""
-        return not self._tail or self._tail.endswith((b"\n\n", b"\r\n\r\n"))
+        return not self._size_bytes or self._shorten().endswith((b"\n\n", b"\r\n\r\n"))
 
     def usage(self) -> Usage:
         """Token counts of the last event that carries any."""
-        for event in reversed(self._events()):
+        for event in reversed(self._last_events()):
             if b'"usage"' in event and (usage := _ending_of(event).usage):
                 return usage
         return NO_USAGE
 
-    def _events(self) -> list[bytes]:
-        return [line[5:].strip() for line in self._tail.splitlines() if line.startswith(b"data:")]
+    def _shorten(self) -> bytes:
+        """Keep the end only, and return it."""
+        tail = b"".join(self._pieces)[-_TAIL_BYTES:]
+        self._pieces = [tail]
+        self._size_bytes = len(tail)
+        return tail
+
+    def _last_events(self) -> list[bytes]:
+        if self._events is None:
+            lines = self._shorten().splitlines()
+            self._events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        return self._events
 
 
 def judge(status: int, answer: StreamAnswer | JsonAnswer) -> str:

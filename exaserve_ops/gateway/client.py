@@ -34,6 +34,7 @@ class ClientConnection(asyncio.Protocol):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
+        self._roles = shared.roles
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # until connected
         self._parser = httptools.HttpRequestParser(self)
         self._is_loopback = False
@@ -41,6 +42,9 @@ class ClientConnection(asyncio.Protocol):
         self._head_is_read = False
         self._head_bytes = 0
         self._body_bytes = 0
+        self._read_bytes = 0  # of an unfinished head, in earlier reads
+        self._is_first_in_read = False  # no other message ended in what is being read
+        self._is_reading_paused = False
         self._pending: collections.deque[Request] = collections.deque()
         self._current: Exchange | None = None
         self._is_serving = False
@@ -74,14 +78,16 @@ class ClientConnection(asyncio.Protocol):
             if self._deaf_bytes > _LINGER_BYTES:
                 self._transport.abort()
             return
+        self._is_first_in_read = True
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._refuse_connection(refusals.MALFORMED)
         else:
             if self._reading is not None and not self._head_is_read:
-                self._count_head(len(data))
+                self._count_unfinished_head(len(data))
         if len(self._pending) >= _PIPELINE_LIMIT and not self._transport.is_closing():
+            self._is_reading_paused = True
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
@@ -98,23 +104,27 @@ class ClientConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._reading = Request()
         self._head_is_read = False
-        self._head_bytes = self._body_bytes = 0
+        self._head_bytes = self._body_bytes = self._read_bytes = 0
         self._deadline_seconds = self._shared.clock() + self._shared.settings.head_seconds
 
     def on_url(self, url: bytes) -> None:
+        self._head_bytes += len(url)
         if self._reading is not None:
             self._reading.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + 4)
+        self._head_bytes += len(name) + len(value) + 4
         if self._reading is not None and not self._head_is_read:  # trailers are dropped
-            self._reading.headers.append((name.lower(), value))
+            self._reading.add_header(self._roles[name], value)
 
     def on_headers_complete(self) -> None:
         request = self._reading
         if request is None or self._is_deaf:
             return
         self._head_is_read = True
+        if self._head_bytes > self._shared.settings.head_bytes:
+            self._refuse_connection(refusals.HEAD_TOO_LARGE)
+            return
         request.method = self._parser.get_method()
         request.version = self._parser.get_http_version()
         request.keep_alive = self._parser.should_keep_alive()
@@ -122,7 +132,7 @@ class ClientConnection(asyncio.Protocol):
         request.refusal = self._shared.admission.check(request, is_loopback=self._is_loopback)
         if self._parser.should_upgrade():  # CONNECT too
             request.refusal = refusals.MALFORMED
-        waits = bool(request.values(b"expect"))
+        waits = b"expect" in request.known
         if request.refusal and (waits or request.refusal in refusals.CLOSING):
             self._refuse_connection(request.refusal, request)
         elif waits and self._current is None and not self._pending:
@@ -140,6 +150,7 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         request, self._reading = self._reading, None
+        self._is_first_in_read = False
         if request is None or self._is_deaf:
             return
         self._deadline_seconds = 0.0
@@ -203,7 +214,9 @@ class ClientConnection(asyncio.Protocol):
             self._serve_one(self._pending.popleft())
         self._is_serving = False
         if self._current is None and not self._is_closing and not self._transport.is_closing():
-            self._transport.resume_reading()
+            if self._is_reading_paused:
+                self._is_reading_paused = False
+                self._transport.resume_reading()
             if self._reading is None:
                 self._deadline_seconds = self._shared.clock() + self._shared.settings.idle_seconds
 
@@ -273,9 +286,11 @@ class ClientConnection(asyncio.Protocol):
         self._pending.append(request)
         self._serve()
 
-    def _count_head(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > self._shared.settings.head_bytes and not self._is_deaf:
+    def _count_unfinished_head(self, read_bytes: int) -> None:
+        """Bound a head whose end has not come: the parser keeps a header to itself until it is whole."""
+        if self._is_first_in_read:  # else an unknown part of this read belongs to what ended in it
+            self._read_bytes += read_bytes
+        if max(self._read_bytes, self._head_bytes) > self._shared.settings.head_bytes and not self._is_deaf:
             self._refuse_connection(refusals.HEAD_TOO_LARGE)
 
     def _close(self) -> None:
@@ -288,7 +303,8 @@ class ClientConnection(asyncio.Protocol):
             return
         self._deadline_seconds = self._shared.clock() + _LINGER_SECONDS
         self._transport.resume_reading()
-        self._transport.write_eof()
+        if self._transport.can_write_eof():  # TLS cannot: it is closed when the client does, or in time
+            self._transport.write_eof()
 
 
 def _is_loopback(peer: object) -> bool:

@@ -10,6 +10,8 @@ import asyncio
 import enum
 from collections.abc import Coroutine
 
+from exaserve_ops.adapters.session_table import SessionEntry
+from exaserve_ops.adapters.turn_log import Turn
 from exaserve_ops.gateway import headers, refusals
 from exaserve_ops.gateway.answers import JsonAnswer, StreamAnswer, interruption_of, judge
 from exaserve_ops.gateway.client_port import Client
@@ -21,7 +23,6 @@ from exaserve_ops.gateway.router import STICKY, Ask, Obstacle, Route
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import AnswerHead, UpstreamConnection
 from exaserve_ops.routing.domain import markdown, silence
-from exaserve_ops.routing.domain.records import TurnRecord
 
 _CLIENT_GONE_STATUS = 499
 """What proxies write down for a client that left; nobody receives it."""
@@ -118,25 +119,27 @@ class Exchange:
 
     def _route(self) -> None:
         self._phase = Phase.ROUTING
-        self._follow(self._shared.router.pick(self._ask))
+        if not self._shared.router.look(self._ask, self._on_entry):
+            self._follow(self._shared.router.pick(self._ask))
+
+    def _on_entry(self, entry: SessionEntry | None) -> None:
+        """The session table answered, or did not in time."""
+        if self._phase is not Phase.ROUTING:
+            return  # the client has left meanwhile
+        try:
+            self._shared.router.note_entry(self._ask, entry)
+            self._follow(self._shared.router.pick(self._ask))
+        except Exception as error:  # noqa: BLE001 - others wait for their entries behind this call-back
+            self._note_fault(error)
 
     def _follow(self, route: Route | Obstacle) -> None:
-        """Wait, ask the session table, or go."""
+        """Wait, have the session table agree, or go."""
         if isinstance(route, Obstacle):
             self._wait(route)
             return
         self._shared.waiting.discard(self)
-        if self._shared.router.needs_table(self._ask):
-            self._phase = Phase.ROUTING
-            self._run(self._follow_table(route))
-        else:
-            self._go(route)
-
-    async def _follow_table(self, proposal: Route) -> None:
-        route = await self._shared.router.pick_for_session(self._ask, proposal)
-        if isinstance(route, Obstacle):
-            self._wait(route)
-        else:
+        self._phase = Phase.ROUTING
+        if not self._shared.router.propose(self._ask, route, self._on_entry):
             self._go(route)
 
     def _wait(self, obstacle: Obstacle) -> None:
@@ -178,8 +181,10 @@ class Exchange:
         self._last_byte_seconds = self._shared.clock()
         request = self._request
         body = request.body
-        prefix = b"POST " + request.path + slot.request_prefix
-        head = headers.engine_head(prefix, request.headers, request.request_id, len(body))
+        lines = request.lines
+        if (connection_header := request.known.get(b"connection")) is not None:
+            lines = headers.without_named(lines, connection_header)
+        head = headers.engine_head(request.path, slot.request_prefix, lines, request.request_id, len(body))
         connection.send(self, head, body)
 
     def _note_unreachable(self, slot: ReplicaSlot, reason: str) -> None:
@@ -278,20 +283,15 @@ class Exchange:
             self._note_unreachable(slot, reason)
 
     def _make_head(self, head: AnswerHead, frame: Frame, slot: ReplicaSlot) -> bytes:
-        record = slot.record
-        ours = [
+        return b"%b%b%b%bx-request-id: %b\r\nx-exaops-route: %b\r\n%b\r\n" % (
+            headers.status_line(head.status),
+            head.lines,
             frame.header(),
-            b"x-request-id: %b\r\nx-exaops-replica: %b\r\nx-exaops-node: %b\r\nx-exaops-route: %b\r\n"
-            % (
-                self._request.request_id,
-                record.replica_id.encode(),
-                record.node_id.encode(),
-                self._why.encode(),
-            ),
-        ]
-        if self._client.must_close(self._request):
-            ours.append(b"connection: close\r\n")
-        return headers.client_head(head.status, head.headers, ours)
+            slot.answer_lines,
+            self._request.request_id,
+            self._why.encode(),
+            b"connection: close\r\n" if self._client.must_close(self._request) else b"",
+        )
 
     def _write(self, data: bytes) -> None:
         if self._unsent_head:
@@ -438,27 +438,30 @@ class Exchange:
             counters.returning_turns += 1
             counters.sticky_turns += self._why == STICKY
 
-    def _make_turn(self, outcome: str, slot: ReplicaSlot | None) -> TurnRecord:
+    def _make_turn(self, outcome: str, slot: ReplicaSlot | None) -> Turn:
         request = self._request
         usage = self._answer.usage()
-        return TurnRecord(
-            request_id=request.request_id.decode(),
-            session_id=request.session_id,
-            model=self.model,
-            replica_id=slot.name if slot else "",
-            node_id=slot.record.node_id if slot else "",
-            key_id=request.key.key_id if request.key else "",
-            path=request.path.decode(),
-            started_at_seconds=self._started_at_unix_seconds,
-            duration_seconds=self._shared.clock() - self._started_seconds,
-            ttft_seconds=self._ttft_seconds,
-            outcome=outcome,
-            status=self._status,
-            why=self._why,
-            attempts=self._attempts,
-            prompt_tokens=usage.prompt_tokens,
-            cached_tokens=usage.cached_tokens,
-            completion_tokens=usage.completion_tokens,
+        if self._ask.entry is not None and usage.prompt_tokens is not None:
+            context_tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
+            self._shared.sessions.note_context(self.model, request.session_id, context_tokens)
+        return Turn(
+            request.request_id.decode(),
+            request.session_id,
+            self.model,
+            slot.name if slot else "",
+            slot.record.node_id if slot else "",
+            request.key.key_id if request.key else "",
+            request.path.decode(),
+            self._started_at_unix_seconds,
+            self._shared.clock() - self._started_seconds,
+            self._ttft_seconds,
+            outcome,
+            self._status,
+            self._why,
+            self._attempts,
+            usage.prompt_tokens,
+            usage.cached_tokens,
+            usage.completion_tokens,
         )
 
     def _report(self, event: str, reason: str) -> None:
@@ -475,9 +478,11 @@ class Exchange:
         self._task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._note_fault(error)
+
+    def _note_fault(self, error: BaseException) -> None:
         """A fault of ours must not leave a client waiting for ever."""
-        if task.cancelled() or (error := task.exception()) is None:
-            return
         self._shared.note_fault(error)
         if self._phase is not Phase.ENDED:
             self._fail(refusals.UNREACHABLE, repr(error))

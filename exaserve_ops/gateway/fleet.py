@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from exaserve_ops.adapters.session_table import owner_digest
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.upstream import UpstreamPool, authority
 from exaserve_ops.routing.domain import markdown
@@ -23,11 +24,13 @@ class ReplicaSlot:
 
     __slots__ = (
         "_facts",
+        "answer_lines",
         "capacity",
         "group",
         "in_flight",
         "mark",
         "name",
+        "owner",
         "pool",
         "reach",
         "record",
@@ -37,6 +40,8 @@ class ReplicaSlot:
     def __init__(self, record: RouteRecord, pool: UpstreamPool, token: str) -> None:
         self.record = record
         self.name = record.replica_id
+        self.owner = owner_digest(record.replica_id)
+        """What names it in the session table."""
         self.pool = pool
         self.in_flight = 0
         self.reach: bool | None = None
@@ -49,6 +54,10 @@ class ReplicaSlot:
         self.request_prefix = b" HTTP/1.1\r\nhost: %b\r\nauthorization: Bearer %b\r\n" % (
             host,
             token.encode(),
+        )
+        self.answer_lines = b"x-exaops-replica: %b\r\nx-exaops-node: %b\r\n" % (
+            record.replica_id.encode(),
+            record.node_id.encode(),
         )
 
     @property
@@ -128,6 +137,7 @@ class Fleet:
     def __init__(self, settings: GatewaySettings) -> None:
         self._settings = settings
         self._slots: dict[str, ReplicaSlot] = {}
+        self._by_owner: dict[bytes, ReplicaSlot] = {}
         self._groups: dict[str, list[NodeGroup]] = {}
         self._facts: Mapping[str, NodeFacts] = {}
         self._facts_changed_seconds: dict[str, float] = {}
@@ -141,6 +151,10 @@ class Fleet:
     def find(self, replica_id: str) -> ReplicaSlot | None:
         """Return a replica that is in the table."""
         return self._slots.get(replica_id)
+
+    def find_owner(self, owner: bytes) -> ReplicaSlot | None:
+        """Return the replica that a session's entry names, if it is in the table."""
+        return self._by_owner.get(owner)
 
     def groups(self, model: str) -> list[NodeGroup]:
         """Nodes with replicas that accept requests for a model; empty if there are none."""
@@ -178,6 +192,7 @@ class Fleet:
             if kept.get(replica_id) is not slot:
                 slot.pool.retire()
         self._slots = kept
+        self._by_owner = {slot.owner: slot for slot in kept.values()}
         self.is_loaded = True
         self._regroup(now)
 

@@ -15,6 +15,9 @@ _LONGEST_TRAILER_BYTES = 8 * 1024
 LONGEST_HELD_CHUNK_BYTES = 1024 * 1024
 _LINE_END = b"\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
+_MOST_SIZES = 4096
+_KNOWN_SIZES: dict[bytes, int] = {}
+"""Size lines that were read by the rules before. A stream's events are mostly alike in size."""
 
 
 class FramingError(Exception):
@@ -126,8 +129,8 @@ class ChunkedFrame:
     def feed(self, data: bytes) -> bytes:
         if self._held:
             data = self._held + data
-        position = 0
         payloads: list[bytes] = []
+        position = self._skip_whole_chunks(data, payloads) if self._between else 0
         while True:
             after = self._step(data, position, payloads)
             if self.complete or after == position:
@@ -138,6 +141,21 @@ class ChunkedFrame:
         self._held = b"" if self.complete else data[position:]
         self.payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)
         return data[:position]
+
+    def _skip_whole_chunks(self, data: bytes, payloads: list[bytes]) -> int:
+        """Take the chunks that are all there, which is how they come; `_step` judges the rest."""
+        position, end = 0, len(data)
+        while True:
+            line_end = data.find(_LINE_END, position, position + _LONGEST_LINE_BYTES)
+            size = _KNOWN_SIZES.get(data[position:line_end])
+            if line_end < 0 or not size:
+                return position
+            start = line_end + 2
+            after = start + size + 2
+            if after > end or not data.startswith(_LINE_END, after - 2):
+                return position
+            payloads.append(data[start : after - 2])
+            position = after
 
     def eof(self) -> None:
         """An early end leaves the body incomplete."""
@@ -173,6 +191,7 @@ class ChunkedFrame:
         if match is None:
             raise FramingError("bad chunk size")
         size = int(match[1], 16)
+        _remember_size(match[0], size)
         start = line_end + len(_LINE_END)
         if size == 0:
             return self._read_last(data, position, line_end)
@@ -196,6 +215,14 @@ class ChunkedFrame:
         if len(data) - position > _LONGEST_TRAILER_BYTES:
             raise FramingError("trailers are too large")
         return position
+
+
+def _remember_size(line: bytes, size: int) -> None:
+    if size > LONGEST_HELD_CHUNK_BYTES:
+        return
+    if len(_KNOWN_SIZES) >= _MOST_SIZES:
+        _KNOWN_SIZES.clear()
+    _KNOWN_SIZES[line] = size
 
 
 def _skip_line_end(data: bytes, position: int) -> int:

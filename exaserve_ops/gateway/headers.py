@@ -10,9 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from http import HTTPStatus
-
-Headers = Sequence[tuple[bytes, bytes]]
-"""Names in lower case, in the order they came."""
+from typing import NamedTuple
 
 _HOP_BY_HOP = frozenset({b"connection", b"keep-alive", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
 _NOT_TO_ENGINE = _HOP_BY_HOP | {
@@ -36,6 +34,22 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
     b"x-request-id",
 }
 _DROPPED_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-exaops-")
+FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+_UNDERSTOOD = frozenset(
+    {
+        b"authorization",
+        b"connection",
+        b"content-length",
+        b"expect",
+        b"host",
+        b"transfer-encoding",
+        b"x-request-id",
+        *FORWARDED,
+    }
+)
+_LONE = frozenset({b"close", b"keep-alive"})
+_MOST_ROLES = 1024
+"""Clients choose names, so what is remembered of them is bounded."""
 
 _SESSION_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
@@ -43,6 +57,34 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 STATUS_LINES = {
     status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus
 }
+
+
+class Role(NamedTuple):
+    """What becomes of a request's header of one name."""
+
+    name: bytes
+    """In lower case."""
+    prefix: bytes
+    """Start of the line that goes to the engine; empty where none does."""
+    is_understood: bool
+    """Whether the gateway itself wants its value."""
+
+
+class Roles(dict[bytes, Role]):
+    """Roles by name, in any case of letters; found out once for each."""
+
+    def __init__(self, session_headers: Sequence[bytes]) -> None:
+        super().__init__()
+        self._understood = _UNDERSTOOD | frozenset(session_headers)
+
+    def __missing__(self, given: bytes) -> Role:
+        name = given.lower()
+        passes = name not in _NOT_TO_ENGINE and not name.startswith(_DROPPED_PREFIXES)
+        role = Role(name, name + b": " if passes else b"", name in self._understood)
+        if len(self) >= _MOST_ROLES:
+            self.clear()
+        self[given] = role
+        return role
 
 
 def is_session_id(value: bytes) -> bool:
@@ -55,40 +97,43 @@ def is_request_id(value: bytes) -> bool:
     return _REQUEST_ID.fullmatch(value) is not None
 
 
-def connection_names(headers: Headers) -> frozenset[bytes]:
-    """Names that `Connection` headers declare to be for this hop only."""
-    names = [
-        name.strip().lower()
-        for header, value in headers
-        if header == b"connection"
-        for name in value.split(b",")
-    ]
-    return frozenset(names)
+def without_named(lines: list[bytes], connection: bytes) -> list[bytes]:
+    """Drop the lines that a `Connection` header declares to be for this hop only."""
+    if connection.lower() in _LONE:
+        return lines
+    named = _names(connection)
+    return [line for line in lines if line.partition(b":")[0] not in named]
 
 
-def engine_head(prefix: bytes, headers: Headers, request_id: bytes, body_bytes: int) -> bytes:
-    """Build the head that an engine gets; `prefix` is request line, host and token."""
-    parts = [prefix]
-    for name, value in _passing(headers, _NOT_TO_ENGINE):
-        parts += (name, b": ", value, b"\r\n")
-    parts.append(b"x-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (request_id, body_bytes))
-    return b"".join(parts)
+def engine_head(
+    path: bytes, prefix: bytes, lines: Sequence[bytes], request_id: bytes, body_bytes: int
+) -> bytes:
+    """Build the head that an engine gets; `prefix` is the rest of the request line, host and token."""
+    return b"POST %b%b%bx-request-id: %b\r\ncontent-length: %d\r\n\r\n" % (
+        path,
+        prefix,
+        b"".join(lines),
+        request_id,
+        body_bytes,
+    )
 
 
-def client_head(status: int, headers: Headers, ours: Iterable[bytes]) -> bytes:
-    """Build the head that a client gets; `ours` are complete header lines."""
-    parts = [STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status]
-    for name, value in _passing(headers, _NOT_TO_CLIENT):
-        parts += (name, b": ", value, b"\r\n")
-    parts += ours
-    parts.append(b"\r\n")
-    return b"".join(parts)
+def client_lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Lines of an engine's answer that the client gets. Names are in lower case."""
+    headers = list(headers)
+    named = _names(b",".join(value for name, value in headers if name == b"connection"))
+    dropped = _NOT_TO_CLIENT | named
+    return b"".join(
+        b"%b: %b\r\n" % (name, value)
+        for name, value in headers
+        if name not in dropped and not name.startswith(_DROPPED_PREFIXES)
+    )
 
 
-def _passing(headers: Headers, dropped: frozenset[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    named = connection_names(headers)
-    for pair in headers:
-        name = pair[0]
-        if name in dropped or name in named or name.startswith(_DROPPED_PREFIXES):
-            continue
-        yield pair
+def status_line(status: int) -> bytes:
+    """First line of an answer."""
+    return STATUS_LINES.get(status) or b"HTTP/1.1 %d Unknown\r\n" % status
+
+
+def _names(connection: bytes) -> frozenset[bytes]:
+    return frozenset(name.strip().lower() for name in connection.split(b","))

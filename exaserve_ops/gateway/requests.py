@@ -2,45 +2,69 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import msgspec
 
+from exaserve_ops.gateway.headers import Role
 from exaserve_ops.gateway.refusals import BAD_JSON, Refusal, bad_field
 from exaserve_ops.routing.domain.records import KeyRecord
 
 
-@dataclass(slots=True)
 class Request:
-    """One request of a client. Header names are in lower case."""
+    """One request of a client. A header is looked at once, as it is read."""
 
-    method: bytes = b""
-    target: bytes = b""
-    version: str = "1.1"
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
-    body_parts: list[bytes] = field(default_factory=list)
-    keep_alive: bool = True
-    request_id: bytes = b""
-    session_id: str = ""
-    """Validated; empty for an anonymous request."""
-    key: KeyRecord | None = None
-    refusal: Refusal | None = None
-    """Set as soon as it is known that the request goes no further."""
+    __slots__ = (
+        "body_parts",
+        "keep_alive",
+        "key",
+        "known",
+        "lines",
+        "method",
+        "path",
+        "refusal",
+        "repeated",
+        "request_id",
+        "session_id",
+        "target",
+        "version",
+    )
 
-    @property
-    def path(self) -> bytes:
+    def __init__(self) -> None:
+        self.method = b""
+        self.target = b""
+        self.path = b""
         """Target without its query."""
-        return self.target.partition(b"?")[0]
+        self.version = "1.1"
+        self.keep_alive = True
+        self.lines: list[bytes] = []
+        """Header lines that may go to an engine, as they go there."""
+        self.known: dict[bytes, bytes] = {}
+        """Values of the headers that the gateway itself understands; repeated ones joined by commas."""
+        self.repeated: set[bytes] = set()
+        self.body_parts: list[bytes] = []
+        self.request_id = b""
+        self.session_id = ""
+        """Validated; empty for an anonymous request."""
+        self.key: KeyRecord | None = None
+        self.refusal: Refusal | None = None
+        """Set as soon as it is known that the request goes no further."""
+
+    def add_header(self, role: Role, value: bytes) -> None:
+        """Take in the next header."""
+        name, prefix, is_understood = role
+        if prefix:
+            self.lines.append(b"%b%b\r\n" % (prefix, value))
+        if is_understood:
+            known = self.known
+            if name in known:
+                self.repeated.add(name)
+                value = known[name] + b"," + value
+            known[name] = value
 
     @property
     def body(self) -> bytes:
         """The body, as it came."""
         parts = self.body_parts
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def values(self, name: bytes) -> list[bytes]:
-        """All values of a header."""
-        return [value for header, value in self.headers if header == name]
 
 
 class RoutedFields(msgspec.Struct, frozen=True):

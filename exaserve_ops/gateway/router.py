@@ -7,11 +7,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
-from exaserve_ops.adapters.session_table import (
-    SessionEntry,
-    SessionTable,
-    SessionTableUnavailableError,
-)
+from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, SessionTable
 from exaserve_ops.gateway.fleet import Fleet, ReplicaSlot
 from exaserve_ops.routing.domain import markdown, policy
 
@@ -21,7 +17,8 @@ RETRIED = "retry"
 
 _AWAY_SECONDS = 1.0
 """After the session table failed it is not asked for so long, so that turns do not queue for it."""
-_REPIN_TRIES = 3
+_PROPOSALS = 4
+"""One turn proposes an owner so often at most; then it goes where it may."""
 
 Route = policy.Choice[ReplicaSlot]
 
@@ -46,10 +43,16 @@ class Ask:
     entry: SessionEntry | None = None
     """The session's entry; a turn claims it once, however often it is routed."""
     was_repinned: bool = False
+    proposals: int = 0
+    """How often an owner was proposed to the table."""
 
 
 class Router:
-    """Chooses replicas. Holds no requests and opens no connection."""
+    """Chooses replicas. Holds no requests and opens no connection.
+
+    A session's request is looked up first, then picked for, and what was picked is proposed where the
+    table has another owner or none. A turn of a session that has an owner costs one round trip.
+    """
 
     def __init__(
         self,
@@ -94,35 +97,45 @@ class Router:
         """Whether somebody else could take the request of this replica now."""
         return not isinstance(self.pick(replace(ask, tried=(*ask.tried, slot))), Obstacle)
 
-    def needs_table(self, ask: Ask) -> bool:
-        """Whether the session table is to be asked: there is a session, and the table is not away."""
-        return bool(ask.session_id) and self._clock() >= self._sessions_away_until_seconds
+    def look(self, ask: Ask, then: OnEntry) -> bool:
+        """Ask the table for a session's entry, and count the turn. Returns false if nothing is to be asked.
 
-    async def pick_for_session(self, ask: Ask, proposal: Route) -> Route | Obstacle:
-        """Follow the session table, and the proposal where it has nothing. Never raises."""
-        try:
-            if ask.entry is None:
-                ask.entry = await self._sessions.claim(ask.model, ask.session_id, proposal.replica.name)
-            return await self._follow(ask, ask.entry)
-        except SessionTableUnavailableError:
+        Nothing is proposed yet: a hash ranks every node, which only a session without an entry needs.
+        """
+        if ask.entry is not None or not self._has_table(ask):
+            return False
+        self._sessions.claim(ask.model, ask.session_id, NOBODY, then)
+        return True
+
+    def propose(self, ask: Ask, route: Route, then: OnEntry) -> bool:
+        """Have the table say so, where it says otherwise. Returns false if the request may just go."""
+        entry = ask.entry
+        if (entry is not None and entry.owner == route.replica.owner) or not self._has_table(ask):
+            return False
+        if ask.proposals >= _PROPOSALS:
+            return False
+        ask.proposals += 1
+        if entry is None:
+            self._sessions.claim(ask.model, ask.session_id, route.replica.owner, then)
+        else:
+            ask.was_repinned = True
+            self._sessions.repin(ask.model, ask.session_id, route.replica.owner, entry.owner_epoch, then)
+        return True
+
+    def note_entry(self, ask: Ask, entry: SessionEntry | None) -> None:
+        """Take in what the table said; `None` if it is away."""
+        if entry is None:
             self.session_failures += 1
             self._sessions_away_until_seconds = self._clock() + _AWAY_SECONDS
-        return self.pick(ask)  # what was proposed may have gone while the table was asked
+        elif entry.owner_epoch:
+            ask.entry = entry
 
-    async def _follow(self, ask: Ask, entry: SessionEntry) -> Route | Obstacle:
-        for _ in range(_REPIN_TRIES):
-            route = self.pick(ask)
-            if isinstance(route, Obstacle) or route.replica.name == entry.replica_id:
-                return route
-            entry = await self._sessions.repin(
-                ask.model, ask.session_id, route.replica.name, entry.owner_epoch
-            )
-            ask.entry, ask.was_repinned = entry, True
-        return self.pick(ask)
+    def _has_table(self, ask: Ask) -> bool:
+        return bool(ask.session_id) and self._clock() >= self._sessions_away_until_seconds
 
     def _pick_owner(self, ask: Ask, entry: SessionEntry) -> Route | Obstacle | None:
         """Return the session's own replica while it serves, though it may be full."""
-        owner = self._fleet.find(entry.replica_id)
+        owner = self._fleet.find_owner(entry.owner)
         if owner is None or not self._still_serves(owner, ask):
             return None
         if not self._has_room(owner):

@@ -50,7 +50,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     poll_seconds: float = 2.0
     session_seconds: int = 24 * 3600
     session_answer_seconds: float = 0.150
+    session_headers: str = "x-session-id,x-smg-routing-key,x-conversation-id"
+    """Names of headers that may carry a session's id, by commas; the first that is there counts."""
     drain_seconds: float = 30.0
+
+    @property
+    def session_header_names(self) -> tuple[bytes, ...]:
+        """Names in lower case, in their order."""
+        return tuple(
+            name.strip().lower().encode() for name in self.session_headers.split(",") if name.strip()
+        )
 
 
 def read_settings(environment: Mapping[str, str]) -> GatewaySettings:

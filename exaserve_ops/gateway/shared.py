@@ -11,11 +11,13 @@ import msgspec
 import redis.asyncio
 
 from exaserve_ops.adapters.api_key_table import ApiKeyTable
+from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.adapters.session_table import SessionTable
 from exaserve_ops.adapters.turn_log import TurnLog
 from exaserve_ops.gateway.admission import Admission
 from exaserve_ops.gateway.counters import Counters, Gauges, render
 from exaserve_ops.gateway.fleet import Fleet
+from exaserve_ops.gateway.headers import Roles
 from exaserve_ops.gateway.problems import Problems
 from exaserve_ops.gateway.router import Router
 from exaserve_ops.gateway.settings import GatewaySettings
@@ -60,19 +62,18 @@ class Shared:
         self.wall_clock = wall_clock
         self.fleet = Fleet(settings)
         self.keys = ApiKeyTable()
-        self.admission = Admission(self.keys, body_bytes=settings.body_bytes)
+        session_headers = settings.session_header_names
+        self.roles = Roles(session_headers)
+        self.admission = Admission(self.keys, body_bytes=settings.body_bytes, session_headers=session_headers)
         self.waiting = WaitingRoom(settings.wait_requests)
         self.counters = Counters()
         self.problems = Problems()
         self.turns = TurnLog(client)
-        sessions = SessionTable(
-            client,
-            ttl_seconds=settings.session_seconds,
-            answer_seconds=settings.session_answer_seconds,
-        )
+        self.session_link = RespLink(settings.redis_url, answer_seconds=settings.session_answer_seconds)
+        self.sessions = SessionTable(self.session_link, ttl_seconds=settings.session_seconds)
         self.router = Router(
             self.fleet,
-            sessions,
+            self.sessions,
             in_flight_limit=settings.in_flight_per_replica,
             clock=clock,
         )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import enum
+import functools
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
 
+from exaserve_ops.gateway import headers
 from exaserve_ops.gateway.framing import ChunkedFrame, CloseFrame, Frame, FramingError, LengthFrame
 
 _LONGEST_HEAD_BYTES = 64 * 1024
@@ -22,16 +25,37 @@ _DEAD_HOST_MILLISECONDS = 2500
 """What a host's kernel does not acknowledge for so long was sent to nobody. Engines take no part in it:
 a busy one is never taken for dead."""
 _KEEPALIVE_SECONDS = 1
+_REMEMBERED_HEADS = 1024
+_REMEMBERED_HEAD_BYTES = 1024
 
 
-@dataclass(slots=True)
+class Framing(enum.Enum):
+    """How an answer's body is delimited."""
+
+    LENGTH = "length"
+    CHUNKED = "chunked"
+    CLOSE = "close"
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerHead:
     """Head of an engine's answer."""
 
-    status: int = 0
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    status: int
+    lines: bytes
+    """Header lines that the client gets."""
+    framing: Framing
+    length_bytes: int = 0
     is_stream: bool = False
     keep_alive: bool = False
+
+    def frame(self) -> Frame:
+        """A frame for the body, at its start."""
+        if self.framing is Framing.LENGTH:
+            return LengthFrame(self.length_bytes)
+        if self.framing is Framing.CHUNKED:
+            return ChunkedFrame(whole_chunks=self.is_stream)
+        return CloseFrame()
 
 
 class Listener(Protocol):
@@ -166,15 +190,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     def _read_head(self, listener: Listener, data: bytes) -> bytes:
         """Collect and read the head. Returns what follows it, which is nothing until it is whole."""
-        data = self._read + data
+        if self._read:
+            data = self._read + data
         while (end := data.find(_HEAD_END)) >= 0:
             end += len(_HEAD_END)
-            head, frame = read_answer_head(data[:end])
+            raw = data[:end]
+            head = _remembered_head(raw) if end <= _REMEMBERED_HEAD_BYTES else read_answer_head(raw)
             data = data[end:]
             if head.status < _FIRST_FINAL_STATUS:
                 continue  # 100 Continue and the like are for us
             self._keep_alive = head.keep_alive
-            self._frame = frame
+            frame = self._frame = head.frame()
             self._read = b""
             listener.on_head(head, frame)
             return data
@@ -256,42 +282,47 @@ class UpstreamPool:
 class _HeadReader:
     """Collects what the parser finds in a head."""
 
-    __slots__ = ("codings", "content_length", "head")
+    __slots__ = ("codings", "content_length", "headers", "is_stream")
 
     def __init__(self) -> None:
-        self.head = AnswerHead()
+        self.headers: list[tuple[bytes, bytes]] = []
         self.content_length: int | None = None
         self.codings = b""
+        self.is_stream = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        self.head.headers.append((name, value))
+        self.headers.append((name, value))
         if name == b"content-length":
             self.content_length = int(value)
         elif name == b"transfer-encoding":
             self.codings = value.strip().lower()
         elif name == b"content-type":
-            self.head.is_stream = value.lower().startswith(b"text/event-stream")
+            self.is_stream = value.lower().startswith(b"text/event-stream")
 
 
-def read_answer_head(data: bytes) -> tuple[AnswerHead, Frame]:
+def read_answer_head(data: bytes) -> AnswerHead:
     """Read one whole head. Raises `FramingError` or `httptools.HttpParserError`."""
     reader = _HeadReader()
     parser = httptools.HttpResponseParser(reader)
     parser.feed_data(data)
-    head = reader.head
-    head.status = parser.get_status_code()
-    head.keep_alive = parser.should_keep_alive()
-    if head.status in _BODILESS_STATUSES or head.status < _FIRST_FINAL_STATUS:
-        return head, LengthFrame(0)
+    status = parser.get_status_code()
+    lines = headers.client_lines(reader.headers)
+    keep_alive = parser.should_keep_alive()
+    if status in _BODILESS_STATUSES or status < _FIRST_FINAL_STATUS:
+        return AnswerHead(status, lines, Framing.LENGTH, 0, reader.is_stream, keep_alive)
     if reader.codings:
         if reader.codings != b"chunked":
             raise FramingError("unknown transfer coding")
-        return head, ChunkedFrame(whole_chunks=head.is_stream)
+        return AnswerHead(status, lines, Framing.CHUNKED, 0, reader.is_stream, keep_alive)
     if reader.content_length is not None:
-        return head, LengthFrame(reader.content_length)
-    head.keep_alive = False
-    return head, CloseFrame()
+        length = reader.content_length
+        return AnswerHead(status, lines, Framing.LENGTH, length, reader.is_stream, keep_alive)
+    return AnswerHead(status, lines, Framing.CLOSE, 0, reader.is_stream, keep_alive=False)
+
+
+_remembered_head = functools.lru_cache(maxsize=_REMEMBERED_HEADS)(read_answer_head)
+"""Engines say much the same again and again: equal bytes have equal meaning."""
 
 
 def authority(host: str, port: int) -> bytes:

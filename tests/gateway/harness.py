@@ -195,6 +195,7 @@ class World:
             for connection in list(shared.connections):
                 connection.abort()  # type: ignore[attr-defined] # the one class that is in there
             shared.fleet.close()
+            shared.session_link.close()
             await client.aclose()
 
         self.stops.append(stop)

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
+import dataclasses
+import itertools
+import struct
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from exaserve_ops.adapters.session_table import SessionTable, SessionTableUnavailableError
-from exaserve_ops.adapters.turn_log import TurnLogReader
-from exaserve_ops.gateway.plane import open_redis
+from exaserve_ops.adapters.resp_link import LinkError, RespLink, read_reply
+from exaserve_ops.adapters.session_table import (
+    ABSENT,
+    SessionEntry,
+    SessionTable,
+    SessionTableUnavailableError,
+    owner_digest,
+    session_place,
+)
+from exaserve_ops.adapters.turn_log import Turn, TurnLogReader
+from exaserve_ops.routing.domain.records import TurnRecord
 from tests.fakes.upstream import CHAT, DONE, USAGE, event, replies, streams, token
 from tests.fakes.valkey import running_valkey
 from tests.gateway.harness import Gateway, World, eventually
@@ -110,33 +124,145 @@ async def test_session_moves_with_the_retry_when_its_replica_dies(world: World) 
     assert moved_node != world.records[home].node_id  # a dead node costs one attempt
 
 
+@contextlib.asynccontextmanager
+async def session_table(url: str, **options: Any) -> AsyncIterator[SessionTable]:
+    """A table on a link of its own."""
+    link = RespLink(url, answer_seconds=options.pop("answer_seconds", 5.0))
+    try:
+        yield SessionTable(link, **options)
+    finally:
+        link.close()
+
+
 async def test_claims_and_repins_leave_one_owner(world: World) -> None:
-    client = open_redis(world.url)
-    table = SessionTable(client, ttl_seconds=100)
-    claims = await asyncio.gather(*(table.claim("m", "s", f"r{n}") for n in range(10)))
-    owner = claims[0].replica_id
-    assert {entry.replica_id for entry in claims} == {owner}
-    assert sorted(entry.turns for entry in claims) == list(range(1, 11))
-    moves = await asyncio.gather(*(table.repin("m", "s", f"q{n}", 1) for n in range(10)))
-    assert len({entry.replica_id for entry in moves}) == 1
-    assert {entry.owner_epoch for entry in moves} == {2}
-    await table.note_context("m", "s", 4242)
-    assert (await table.claim("m", "s", "x")).context_tokens == 4242
-    assert 0 < world.redis.ttl("exaops:s:m:s") <= 100
-    await client.aclose()
+    async with session_table(world.url, ttl_seconds=100) as table:
+        claims = await asyncio.gather(*(table.claimed("m", "s", f"r{n}") for n in range(10)))
+        assert {entry.owner for entry in claims} == {owner_digest("r0")}
+        assert sorted(entry.turns for entry in claims) == list(range(1, 11))
+        moves = await asyncio.gather(*(table.repinned("m", "s", f"q{n}", 1) for n in range(10)))
+        assert {entry.owner for entry in moves} == {owner_digest("q0")}
+        assert {entry.owner_epoch for entry in moves} == {2}
+        table.note_context("m", "s", 4242)
+        entry = await table.claimed("m", "s", "x")
+        assert (entry.owner, entry.turns, entry.context_tokens) == (owner_digest("q0"), 11, 4242)
+        assert table.calls <= 4  # all that is asked at once is one call
+        key, field = session_place("m", "s")
+        assert world.redis.hlen(key) == 1
+        assert len(world.redis.hget(key, field) or b"") == 24
+        assert 100 <= world.redis.ttl(key) <= 113
+
+
+async def test_look_up_counts_no_turn_and_finds_nothing_where_nothing_is(world: World) -> None:
+    async with session_table(world.url) as table:
+        assert await table.found("m", "s") == ABSENT
+        await table.claimed("m", "s", "r0")
+        assert [(await table.found("m", "s")).turns for _ in range(2)] == [1, 1]
+        assert await table.found("other", "s") == ABSENT  # a session belongs to a model
+        assert len(world.redis.keys("exaops:s:*")) == 1
+
+
+async def test_sessions_end_with_their_ttl_whatever_others_in_their_hash_do(world: World) -> None:
+    clock = int(world.redis.time()[0])
+    old = struct.pack("<8sIIII", owner_digest("r0"), 7, 3, 0, clock - 1000)
+    young = struct.pack("<8sIIII", owner_digest("r1"), 2, 3, 0, clock - 10)
+    async with session_table(world.url, ttl_seconds=100) as table:
+        key, field = session_place("m", "s")
+        world.redis.hset(key, mapping={field: old, b"neighbour": young})
+        assert await table.found("m", "s") == ABSENT
+        fresh = await table.claimed("m", "s", "r5")
+        assert (fresh.owner, fresh.owner_epoch, fresh.turns) == (owner_digest("r5"), 1, 1)
+        # Entries that nobody asks for any more go when others move in.
+        world.redis.hset(key, mapping={b"old-%d" % n: old for n in range(100)})
+        mates = (f"t{n}" for n in itertools.count())
+        for mate in itertools.islice((m for m in mates if session_place("m", m)[0] == key), 16):
+            await table.claimed("m", mate, "r5")
+        left: list[Any] = world.redis.hkeys(key)  # redis-py takes them for text
+        assert not [name for name in left if bytes(name).startswith(b"old-")]
+        assert b"neighbour" in left
+
+
+async def test_session_table_survives_loss_of_its_script_and_of_its_connection(world: World) -> None:
+    async with session_table(world.url) as table:
+        await table.claimed("m", "s", "r0")
+        world.redis.script_flush()
+        assert (await table.claimed("m", "s", "r1")).owner == owner_digest("r0")
+        world.redis.client_kill_filter(_type="normal", skipme=True)
+        answered: list[SessionEntry] = []
+        async with asyncio.timeout(5):
+            while not answered:  # the call that meets the cut is lost
+                with contextlib.suppress(SessionTableUnavailableError):
+                    answered.append(await table.claimed("m", "s", "r1"))
+                await asyncio.sleep(0.01)
+        assert answered[0].owner == owner_digest("r0")
 
 
 async def test_session_table_gives_up_in_time(tmp_path: Path) -> None:
     with running_valkey(tmp_path) as server:
-        client = open_redis(server.url)
-        table = SessionTable(client, answer_seconds=0.1)
-        await table.claim("m", "s", "r0")
-        assert server.process is not None
-        server.client().client_pause(2000)
-        async with asyncio.timeout(1.5):
-            with pytest.raises(SessionTableUnavailableError):
-                await table.claim("m", "s", "r0")
-        await client.aclose()
+        async with session_table(server.url, answer_seconds=0.1) as table:
+            await table.claimed("m", "s", "r0")
+            server.client().client_pause(2000)
+            async with asyncio.timeout(1.5):
+                with pytest.raises(SessionTableUnavailableError):
+                    await table.claimed("m", "s", "r0")
+
+
+async def test_wrong_password_leaves_sessions_to_the_hash(tmp_path: Path) -> None:
+    with running_valkey(tmp_path) as server:
+        server.client().config_set("requirepass", "right")
+        for password, works in (("wrong", False), ("right", True)):
+            async with session_table(f"unix://:{password}@{server.socket}?db=3") as table:
+                if works:
+                    assert (await table.claimed("m", "s", "r0")).turns == 1
+                    continue
+                with pytest.raises(SessionTableUnavailableError):
+                    await table.claimed("m", "s", "r0")
+
+
+@pytest.mark.parametrize("cut", range(1, 30))
+async def test_answers_are_read_wherever_they_are_cut(cut: int) -> None:
+    data = b"+OK\r\n:42\r\n$4\r\na\r\nb\r\n$-1\r\n-ERR no\r\n"
+    seen: list[object] = []
+    for part, held in ((data[:cut], b""), (data[cut:], data[:cut])):
+        pending = held + part if held else part
+        position, seen = 0, []
+        while True:
+            reply, after = read_reply(pending, position)
+            if after == position:
+                break
+            position = after
+            seen.append(str(reply) if isinstance(reply, LinkError) else reply)
+    assert seen == [b"OK", 42, b"a\r\nb", None, "ERR no"]
+
+
+async def test_other_routers_session_headers_count_in_the_configured_order(world: World) -> None:
+    await add_replicas(world, 1)
+    gateway = await world.gateway(session_headers="X-Session-Id, x-smg-routing-key")
+    reader = TurnLogReader(world.redis, "c1")
+    for given in (
+        {"x-session-id": "one", "x-smg-routing-key": "two"},
+        {"X-SMG-Routing-Key": "two", "x-user-id": "three"},
+        {"x-user-id": "three"},
+    ):
+        assert (await gateway.ask(headers=given)).status == 200
+    refused = await gateway.ask(headers={"x-smg-routing-key": "no such id"})
+    assert (refused.status, refused.code) == (400, "invalid_session_id")
+    await gateway.shared.turns.flush()
+    assert [turn.session_id for _, turn in reader.read(1.0)] == ["one", "two", ""]
+
+
+async def test_length_of_the_context_is_noted_after_each_turn(world: World) -> None:
+    await add_replicas(world, 1)
+    gateway = await world.gateway()
+    await turn(gateway, "s")
+    async with session_table(world.url) as table:
+        async with asyncio.timeout(5):
+            while not (entry := await table.found("m", "s")).context_tokens:  # noqa: ASYNC110 - in Redis
+                await asyncio.sleep(0.01)
+    assert entry.context_tokens == 10  # prompt and completion, as the engine counted them
+
+
+async def test_turns_are_written_with_the_fields_that_readers_know() -> None:
+    assert [field.name for field in dataclasses.fields(TurnRecord)] == list(Turn.__struct_fields__)
 
 
 async def test_each_request_becomes_a_turn_with_its_usage(world: World) -> None:
