@@ -229,7 +229,7 @@ def _change_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str
     changed = [name for name in after if after[name] != before[name]]
     if set(changed) <= {*_POOL}:
         return ("pool_opened", after["spill_reason"]) if after["spill"] else ("pool_closed", "")
-    words = ", ".join(f"{name} {before[name] or 'none'} to {after[name] or 'none'}" for name in changed)
+    words = ", ".join(f"{name} {_word(before[name])} to {_word(after[name])}" for name in changed)
     return "scaled" if set(changed) <= {"replicas", "standbys"} else "changed", words
 
 
@@ -337,6 +337,10 @@ def _default_memory_bytes(model: Model, engine: str) -> int:
     if not (model.weights_bytes and model.max_context_tokens and isinstance(kv, KvBytes)):
         return 0
     return (model.weights_bytes + 4 * kv.whole.bytes_at(model.max_context_tokens)) * 5 // 4
+
+
+def _word(value: object) -> str:
+    return "none" if value is None else str(value)
 
 
 def _raise_generation(deployment: Deployment, now: datetime, fields: list[str]) -> None:
