@@ -7,6 +7,11 @@ prompts: arrivals, lengths, cancellations, limits and tiny pools are drawn, so t
 batched with others, set back, and find parts of one another in cache. What a pool held stays in it for
 some schedules more, so that blocks are evicted, too.
 
+Below most pools lie tiers of host memory and disk, mostly smaller than what they are to hold: blocks leave
+and come back, by requests, by announcements, by preemption, in order of use or of frequency. The disk is
+slow at random, bytes on it change, it stops taking writes, and host memory ends. Slots that nobody owns are
+full of rubbish, and at the end every tier must come to be empty.
+
 After each step every held block is checked to have as many holders as the allocator counts, and to be
 shared only by sequences that begin alike up to its end; what nobody holds and no prefix names is overwritten
 with rubbish, so that a block read after it was freed shows. At the end nothing may be held.
@@ -42,6 +47,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from bench.tier_rig import TierPlan, TierRig, draw_plan
 from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.torch_engine.config import read_model_config
 from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool
@@ -49,6 +55,8 @@ from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.sampling import Sampler, sample_tokens
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits, Sequence, StepPlan
 from workers.engines.torch_engine.weights import load_weights
+from workers.kv.tiers.heat import Heat
+from workers.kv.tiers.sessions import Turn
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 CPU = torch.device("cpu")
@@ -60,6 +68,10 @@ _RUBBISH = 1e4
 _TIE = 1e-3
 _SCHEDULES_PER_POOL = 6
 _MOST_STEPS = 3000
+_TIERED_RATIO = 0.7
+_TIERED_PROMPTS = 6
+_ANNOUNCED_STEPS = 3
+"""Every other arrival is announced so long before, if it does not arrive at once."""
 
 _SMALL: dict[str, Any] = {
     "vocab_size": 260,
@@ -128,6 +140,16 @@ class Tally:
     preemptions: int = 0
     cancelled: int = 0
     evictions: int = 0
+    tiered_schedules: int = 0
+    """With host memory or disk below the pool, and what moved there."""
+    host_blocks_out: int = 0
+    host_blocks_in: int = 0
+    disk_blocks_out: int = 0
+    disk_blocks_in: int = 0
+    damaged_blocks: int = 0
+    preemptions_swapped: int = 0
+    thrashes: int = 0
+    tiers_failed: int = 0
 
 
 @dataclass
@@ -214,12 +236,24 @@ def draw_schedule(numbers: random.Random, known: Sequences[Known]) -> list[Arriv
 class ScheduleRun:
     """One pool and its scheduler, through one schedule after another."""
 
-    def __init__(self, subject: SubjectModel, limits: SchedulerLimits, *, blocks: int) -> None:
-        """Start with an empty pool of `blocks`, full of rubbish."""
+    def __init__(
+        self,
+        subject: SubjectModel,
+        limits: SchedulerLimits,
+        *,
+        blocks: int,
+        tiers: TierPlan | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Start with an empty pool of `blocks`, full of rubbish; `tiers` lie below it, and in `folder`."""
         self._subject = subject
         self._blocks = blocks
-        self._allocator = BlockAllocator(blocks)
-        self._scheduler = Scheduler(self._allocator, limits)
+        heat = Heat(tiers.eviction if tiers else "lru")
+        self._allocator = BlockAllocator(blocks, heat=heat)
+        self._rig = None
+        if tiers is not None and folder is not None:
+            self._rig = TierRig(tiers, subject.pool, self._allocator, heat, folder)
+        self._scheduler = Scheduler(self._allocator, limits, tiers=self._rig.store if self._rig else None)
         self._open: dict[int, tuple[Sequence, Arrival]] = {}
         self._step_number = 0
         self._evicted_before = 0
@@ -230,7 +264,8 @@ class ScheduleRun:
         self._open.clear()
         for self._step_number in range(_MOST_STEPS):
             self._arrive_and_leave(arrivals)
-            if not self._open and all(arrival.step <= self._step_number for arrival in arrivals):
+            arrived = all(arrival.step <= self._step_number for arrival in arrivals)
+            if arrived and not self._open and not self._announced:
                 break
             self._step()
             self._check_blocks()
@@ -239,12 +274,35 @@ class ScheduleRun:
         use = self._allocator.use()
         if use.used or use.total != self._blocks or self._scheduler.running or self._scheduler.waiting:
             raise ScheduleError(f"at the end the pool is at {use}")
+        if self._rig is not None:
+            self._rig.check_empty()
+            self._subject.tally.tiered_schedules += 1
         self._subject.tally.schedules += 1
         self._subject.tally.evictions += self._allocator.evicted_blocks - self._evicted_before
         self._evicted_before = self._allocator.evicted_blocks
 
+    def close(self) -> None:
+        """Empty the tiers, and add up what moved. Raises `AssertionError` if something is left in them."""
+        if self._rig is None:
+            return
+        tally, facts = self._subject.tally, self._rig.store.facts()
+        tally.host_blocks_out += facts.swapped.blocks_out["host"]
+        tally.host_blocks_in += facts.swapped.blocks_in["host"]
+        tally.disk_blocks_out += facts.swapped.blocks_out["disk"]
+        tally.disk_blocks_in += facts.swapped.blocks_in["disk"]
+        tally.damaged_blocks += facts.swapped.checksum_failures
+        tally.thrashes += facts.thrash_starts
+        tally.tiers_failed += sum(1 for use in facts.uses.values() if use.off_reason)
+        self._rig.close()
+
+    @property
+    def _announced(self) -> list[Sequence]:
+        return self._scheduler._announced  # noqa: SLF001 - the books that are checked
+
     def _arrive_and_leave(self, arrivals: Sequences[Arrival]) -> None:
         for number, arrival in enumerate(arrivals):
+            if arrival.step - _ANNOUNCED_STEPS == self._step_number and number % 2:
+                self._scheduler.prefetch(self._scheduler.chain_of(arrival.known.prompt))
             if arrival.step == self._step_number:
                 sequence = Sequence(str(number), list(arrival.known.prompt))
                 self._open[number] = (sequence, arrival)
@@ -254,9 +312,12 @@ class ScheduleRun:
                 self._subject.tally.cancelled += 1
 
     def _step(self) -> None:
+        if self._rig is not None:
+            self._rig.step()
         plan = self._scheduler.plan_step()
         tally = self._subject.tally
         tally.steps += 1
+        tally.preemptions_swapped += plan.kept_below
         tally.preemptions += len(plan.preempted)
         tally.cached_tokens += sum(admission.cached_tokens for admission in plan.admissions)
         if plan.chunks:
@@ -278,7 +339,15 @@ class ScheduleRun:
                 raise ScheduleError(f"token {made} is {token}, and transformers says {expected}")
             if made == arrival.max_tokens:
                 self._scheduler.remove(sequence)
+                self._end_turn(sequence)
                 del self._open[int(sequence.request_id)]
+
+    def _end_turn(self, sequence: Sequence) -> None:
+        """Let every other request be the turn of one of a few sessions."""
+        number = int(sequence.request_id)
+        if self._rig is not None and number % 2:
+            turn = Turn(len(sequence.tokens), 0, {}, sequence.preemptions, sequence.swaps)
+            self._rig.sessions.end_turn(f"s{number % 5}", tuple(sequence.chain), turn, now=self._rig.now)
 
     def _check_blocks(self) -> None:
         """Compare what sequences hold with what the allocator believes; spoil what nobody may read."""
@@ -293,10 +362,13 @@ class ScheduleRun:
         if (use.used, use.cached, use.free) != (len(holders), len(cached), len(free)):
             raise ScheduleError(f"{len(holders)} blocks are held, {len(free)} free, and the pool says {use}")
         self._spoil(free)
+        if self._rig is not None:
+            self._rig.check_books()
 
     def _count_holders(self) -> Counter[int]:
         holders: Counter[int] = Counter()
         contents: dict[int, list[int]] = {}
+        holders.update(block for sequence in self._announced for block in sequence.blocks)
         for sequence, _ in self._open.values():
             if len(set(sequence.blocks)) != len(sequence.blocks):
                 raise ScheduleError("a sequence holds a block twice")
@@ -319,12 +391,18 @@ def run_schedules(subject: SubjectModel, *, count: int, seed: int) -> None:
         numbers = random.Random(f"{seed} {first}")  # noqa: S311 - test data
         sequences = numbers.randint(1, 8)
         limits = SchedulerLimits(sequences, sequences + numbers.choice([0, 1, 7, 16, 40, 200]))
-        blocks = min(FEWEST_BLOCKS + int(numbers.expovariate(0.2)), MOST_BLOCKS)
-        pool = ScheduleRun(subject, limits, blocks=blocks)
-        for _ in range(min(_SCHEDULES_PER_POOL, count - first)):
+        tiers = draw_plan(numbers) if numbers.random() < _TIERED_RATIO else None
+        spare = int(numbers.expovariate(0.2 if tiers is None else 0.8))
+        blocks = min(FEWEST_BLOCKS + spare, MOST_BLOCKS)
+        # What left comes back only if it is asked for again.
+        known = subject.known if tiers is None else numbers.sample(subject.known, _TIERED_PROMPTS)
+        with tempfile.TemporaryDirectory(prefix="bench-schedules-") as folder:
             try:
-                pool.run(draw_schedule(numbers, subject.known))
-            except (ScheduleError, ValueError) as error:
+                pool = ScheduleRun(subject, limits, blocks=blocks, tiers=tiers, folder=Path(folder))
+                for _ in range(min(_SCHEDULES_PER_POOL, count - first)):
+                    pool.run(draw_schedule(numbers, known))
+                pool.close()
+            except (AssertionError, ValueError) as error:
                 raise ScheduleError(f"seed {seed}, schedules from {first}: {error}") from error
 
 

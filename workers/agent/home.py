@@ -72,7 +72,7 @@ class Home:
     @property
     def kv_blocks(self) -> Path:
         """KV blocks that replicas keep on disk; files of dead replicas are removed."""
-        return self.root / "kv"
+        return self.root / "kv-tiers"
 
     @property
     def run(self) -> Path:

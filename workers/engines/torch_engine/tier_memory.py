@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,10 @@ class SlabMover:
     def from_host(self, slot: int, block: int) -> None:
         """Copy a slot to a block."""
         self._rows[block].copy_(self._slab[slot], non_blocking=self._pinned)
+
+    def fill_host(self, slots: Sequence[int], byte: int) -> None:
+        """Fill slots that hold nothing."""
+        self._slab[torch.tensor(slots)] = byte
 
     def read_host(self, slot: int) -> bytes:
         """Content of a slot."""

@@ -45,17 +45,17 @@ class SlotFile:
         """Make the file, removing those of dead owners first. Raises `OSError`."""
         self.block_bytes = block_bytes
         self.slot_bytes = slot_bytes(block_bytes)
-        self._path = folder / f"{name}-{os.getpid()}{_ENDING}"
+        self.path = folder / f"{name}-{os.getpid()}{_ENDING}"
         self._key = os.urandom(32)  # of this file alone, so that no other file's slot passes for one of it
         folder.mkdir(mode=_PRIVATE_FOLDER, parents=True, exist_ok=True)
         with _folder_lock(folder):
             _remove_dead(folder)
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, _PRIVATE_FILE)
+            self.descriptor = os.open(self.path, flags, _PRIVATE_FILE)
             try:
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                os.ftruncate(self._file, slots * self.slot_bytes)
-                _set_aside(self._file, slots * self.slot_bytes)
+                fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(self.descriptor, slots * self.slot_bytes)
+                _set_aside(self.descriptor, slots * self.slot_bytes)
             except OSError:
                 self.close()
                 raise
@@ -64,7 +64,7 @@ class SlotFile:
         """Replace a slot's content. Raises `OSError`, also for a write that was cut short."""
         fields = _FIELDS.pack(_MAGIC, len(content), generation, digest)
         parts = [fields, self._seal(fields, content), content]
-        written = os.pwritev(self._file, parts, slot * self.slot_bytes)
+        written = os.pwritev(self.descriptor, parts, slot * self.slot_bytes)
         if written != HEADER_BYTES + len(content):
             raise OSError(
                 errno.EIO, f"only {written} of {HEADER_BYTES + len(content)} bytes of a block were written"
@@ -74,7 +74,7 @@ class SlotFile:
         """Return what was written to a slot. Raises `DamagedBlockError` if it is anything else, `OSError`."""
         header = bytearray(HEADER_BYTES)
         content = bytearray(self.block_bytes)
-        got = os.preadv(self._file, [header, content], slot * self.slot_bytes)
+        got = os.preadv(self.descriptor, [header, content], slot * self.slot_bytes)
         if got != HEADER_BYTES + self.block_bytes:
             raise DamagedBlockError(f"only {got} bytes can be read of slot {slot}")
         fields, seal = bytes(header[: _FIELDS.size]), bytes(header[_FIELDS.size :])
@@ -86,13 +86,13 @@ class SlotFile:
 
     def drop_cached_pages(self) -> None:
         """Have the next reads come from the disk itself, for measuring. Raises `OSError`."""
-        os.fdatasync(self._file)
-        os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.fdatasync(self.descriptor)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
         """Remove the file and give its room back."""
-        self._path.unlink(missing_ok=True)
-        os.close(self._file)
+        self.path.unlink(missing_ok=True)
+        os.close(self.descriptor)
 
     def _seal(self, fields: bytes, content: bytes | bytearray) -> bytes:
         seal = hashlib.blake2b(fields, digest_size=_SEAL_BYTES, key=self._key)
