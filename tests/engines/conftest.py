@@ -104,7 +104,9 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def engine_starter(folder: Path, *, kv_pool_dir: Path | None = None) -> Iterator[StartEngine]:
+def engine_starter(
+    folder: Path, *, kv_pool_dir: Path | None = None, holder: Path | None = None
+) -> Iterator[StartEngine]:
     """Yield a function that starts engines; all of them end with the block."""
     started: list[EngineProcess] = []
 
@@ -129,6 +131,7 @@ def engine_starter(folder: Path, *, kv_pool_dir: Path | None = None) -> Iterator
             api_key=secrets.token_hex(8) if api_key is None else api_key,
             runtime_dir=runtime,
             kv_pool_dir=kv_pool_dir,
+            holder=holder,
         )
         adapter = ENGINES[engine]
         launch = adapter.build_launch(options, context)  # type: ignore[arg-type]  # options are the test's

@@ -44,6 +44,8 @@ class LaunchContext:
     """Names the content of `model_dir`, which the agent has verified."""
     weights_cache: Path | None = None
     """Where replicas of this node keep weights that they share; `None`: they share none."""
+    holder: Path | None = None
+    """Socket of what holds the accelerator's memory that replicas share; `None`: they share none there."""
     kv_pool_dir: Path | None = None
     """Where this node's pools of KV blocks lie; `None`: each replica has KV memory of its own."""
     kv_pool_bytes: int = 0

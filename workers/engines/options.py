@@ -10,6 +10,7 @@ from workers.engines.base import EngineOptionError, EngineOptions
 from workers.protocol.confidential import find_secret
 
 AGENT_FLAGS = (
+    "--holder",
     "--host",
     "--kv-disk-dir",
     "--kv-pool-bytes",

@@ -63,6 +63,8 @@ class TorchAdapter:
         if context.weights_cache is not None:
             arguments.insert(0, f"--weights-cache={context.weights_cache}")
             arguments.insert(0, f"--model-digest={context.model_digest}")
+        if context.holder is not None:
+            arguments.insert(0, f"--holder={context.holder}")
         if context.kv_pool_dir is not None:
             arguments.insert(0, f"--kv-pool-dir={context.kv_pool_dir}")
             arguments.insert(0, f"--kv-pool-bytes={context.kv_pool_bytes}")

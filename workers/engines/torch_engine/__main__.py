@@ -51,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights", default="shared", choices=("shared", "private"))
     parser.add_argument("--weights-cache", type=Path, help="folder of weights that replicas share")
     parser.add_argument("--model-digest", default="", help="names the shared weights")
+    parser.add_argument("--holder", type=Path, help="socket of what holds the accelerator's shared memory")
     parser.add_argument("--kv-pool", default="node", choices=("node", "private"))
     parser.add_argument("--kv-pool-dir", type=Path, help="folder of KV pools that replicas share")
     parser.add_argument("--kv-pool-bytes", type=int, default=0, help="of a new pool; 0: what is brought")
@@ -89,6 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         threads=arguments.threads,
         weights_cache=arguments.weights_cache if arguments.weights == "shared" else None,
         model_digest=arguments.model_digest,
+        weights_holder=arguments.holder if arguments.weights == "shared" else None,
+        kv_holder=arguments.holder if arguments.kv_pool == "node" else None,
         kv_pool_dir=arguments.kv_pool_dir if arguments.kv_pool == "node" else None,
         kv_pool_bytes=arguments.kv_pool_bytes,
         kv_min_blocks=arguments.kv_min_blocks,

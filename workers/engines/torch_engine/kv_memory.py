@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,13 @@ import torch
 from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.torch_engine.borrowed_memory import tensor_over
 from workers.engines.torch_engine.config import ModelConfig
+from workers.engines.torch_engine.holder_place import open_place
 from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool, lay_pool, layout_of
 from workers.engines.torch_engine.kv_room import KvRoom, PooledRoom, PrivateRoom
 from workers.engines.torch_engine.settings import EngineSettings
-from workers.kv.arena import CpuArena
+from workers.kv.arena import Arenas, CpuArena, FileArenas
+from workers.kv.held_arena import HeldArena, HeldArenas
+from workers.kv.layout import KvLayout
 from workers.kv.lease import PoolMember, Terms, join
 from workers.kv.tiers.heat import Heat
 from workers.protocol.digests import KV_BLOCK_TOKENS
@@ -42,6 +46,15 @@ class KvKind:
     device: torch.device
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Which pool of the node this replica draws on."""
+
+    kind: KvKind
+    layout: KvLayout
+    arenas: Arenas
+
+
 def open_kv_memory(
     settings: EngineSettings, config: ModelConfig, blocks: int, kind: KvKind, heat: Heat
 ) -> KvMemory:
@@ -49,10 +62,14 @@ def open_kv_memory(
 
     Raises `PoolJoinError`, `OSError`.
     """
-    if settings.kv_pool_dir is not None and kind.device.type == "cpu":
-        return _join_pool(settings, settings.kv_pool_dir, config, blocks, kind, heat=heat)
     if settings.kv_pool_dir is not None:
-        log.warning("no pool of the node on %s yet: KV memory is this replica's alone", kind.device.type)
+        try:
+            place = _find_place(settings, config, kind)
+        except OSError as error:
+            # Memory of its own is dearer, but it serves.
+            log.warning("KV memory is this replica's alone: %s", error)
+        else:
+            return _join_pool(settings, settings.kv_pool_dir, config, blocks, place, heat=heat)
     pool = allocate_pool(
         config, blocks, dtype=kind.dtype, device=kind.device, compute_dtype=kind.compute_dtype
     )
@@ -62,9 +79,15 @@ def open_kv_memory(
 
 
 def _join_pool(
-    settings: EngineSettings, folder: Path, config: ModelConfig, blocks: int, kind: KvKind, *, heat: Heat
+    settings: EngineSettings,
+    folder: Path,
+    config: ModelConfig,
+    blocks: int,
+    place: _Place,
+    *,
+    heat: Heat,
 ) -> KvMemory:
-    layout = layout_of(config, kind.dtype)
+    kind, layout = place.kind, place.layout
     terms = Terms(blocks, settings.kv_min_blocks, settings.kv_max_blocks)
     length = model_length(settings, config, terms.guaranteed_blocks(layout))
     member = join(
@@ -74,6 +97,7 @@ def _join_pool(
         settings.attempt,
         replace(terms, longest_blocks=-(-length // KV_BLOCK_TOKENS)),
         fixed_bytes=settings.kv_pool_bytes,
+        arenas=place.arenas,
     )
     arena = _memory_of(member)
     memory = tensor_over(arena.address, arena.size_bytes, kind.device)
@@ -89,9 +113,22 @@ def _join_pool(
     return KvMemory(pool, allocator, PooledRoom(member, allocator, pool.copy_block), length)
 
 
-def _memory_of(member: PoolMember) -> CpuArena:
+def _find_place(settings: EngineSettings, config: ModelConfig, kind: KvKind) -> _Place:
+    """Say where a pool of the node can be for this device. Raises `OSError` with the reason if nowhere."""
+    layout = layout_of(config, kind.dtype)
+    if settings.kv_holder is not None:
+        holder = open_place(settings.kv_holder, kind.device)
+        hello = holder.link.hello
+        layout = replace(layout, kind=hello.accelerator, page_bytes=hello.page_bytes)
+        return _Place(kind, layout, HeldArenas(holder.memory, holder.link))
+    if kind.device.type != "cpu":
+        raise OSError(errno.ENOTSUP, f"nobody holds memory of {kind.device} for the replicas of this node")
+    return _Place(kind, layout, FileArenas())
+
+
+def _memory_of(member: PoolMember) -> CpuArena | HeldArena:
     arena = member.arena
-    if not isinstance(arena, CpuArena):
+    if not isinstance(arena, CpuArena | HeldArena):
         raise TypeError(f"no tensors can be laid over a {type(arena).__name__}")
     return arena
 

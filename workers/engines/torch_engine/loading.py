@@ -12,6 +12,8 @@ from workers.engines.openai_server.metrics import EngineMetrics
 from workers.engines.torch_engine.attention_choice import choose_attention
 from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.engine_loop import EngineLoop, KvMemoryOfSessions
+from workers.engines.torch_engine.holder_place import open_place
+from workers.engines.torch_engine.holder_weights import hold_weights
 from workers.engines.torch_engine.kv_memory import KvKind, open_kv_memory
 from workers.engines.torch_engine.kv_pool import block_bytes, choose_pool_blocks
 from workers.engines.torch_engine.kv_types import choose_kv_dtype, read_traits, type_name
@@ -114,6 +116,20 @@ def _load_weights(
 
     Returns the weights and whether they are the node's copy.
     """
+    if settings.weights_holder is not None:
+        try:
+            held = hold_weights(
+                open_place(settings.weights_holder, device),
+                settings.model_dir,
+                config,
+                dtype=dtype,
+                model_digest=settings.model_digest,
+                on_progress=on_progress,
+            )
+        except OSError as error:
+            log.warning("weights are not with the holder: %s", error)
+        else:
+            return held, True
     if settings.weights_cache is not None and device.type == "cpu":
         obstacle = packs_to_bytes(dtype)
         if obstacle:

@@ -32,6 +32,10 @@ class EngineSettings:
     """Folder of the node's shared copies of weights; `None`: weights of its own."""
     model_digest: str = ""
     """What the control plane calls the model's content; names the shared copy."""
+    weights_holder: Path | None = None
+    """Socket of the accelerator's holder, which keeps the one copy; `None`: not with a holder."""
+    kv_holder: Path | None = None
+    """Socket of the holder whose memory the node's KV pool lies in; `None`: in the host's."""
     kv_pool_dir: Path | None = None
     """Folder of the node's KV pools; `None`: KV memory of its own."""
     kv_pool_bytes: int = 0

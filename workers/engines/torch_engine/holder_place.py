@@ -1,0 +1,48 @@
+"""The holder of this replica's accelerator: who it is, and the memory that both of them mean."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from workers.kv.cuda_driver import CudaDriver
+from workers.kv.cuda_memory import CudaMemory
+from workers.kv.holder_link import HolderLink
+from workers.kv.holder_wire import Hello
+from workers.kv.memory import HostMemory, SharedMemory
+
+
+@dataclass(frozen=True, slots=True)
+class HolderPlace:
+    """A holder that answers, and its device as this process has it."""
+
+    link: HolderLink
+    memory: SharedMemory
+    device: torch.device
+
+
+def open_place(path: Path, device: torch.device) -> HolderPlace:
+    """Connect to a holder. Raises `OSError`: it does not answer, or has another device than this process."""
+    link = HolderLink(path)
+    try:
+        memory = _memory_of(device)
+        _check_same(link.hello, memory)
+    except OSError:
+        link.close()
+        raise
+    return HolderPlace(link, memory, device)
+
+
+def _check_same(hello: Hello, memory: SharedMemory) -> None:
+    theirs, ours = (hello.kind, hello.device_uuid), (memory.kind, memory.device_uuid)
+    if theirs != ours:
+        raise OSError(errno.EINVAL, f"the holder has memory of {theirs}, this replica uses {ours}")
+
+
+def _memory_of(device: torch.device) -> SharedMemory:
+    if device.type == "cuda":
+        return CudaMemory(CudaDriver(), device.index or 0)
+    return HostMemory()
