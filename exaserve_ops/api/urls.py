@@ -6,6 +6,7 @@ from django.urls import URLPattern, URLResolver, include, path, re_path
 from rest_framework.routers import SimpleRouter
 
 from exaserve_ops.api.views.agent import JoinView
+from exaserve_ops.api.views.capacity import CapacityViewSet
 from exaserve_ops.api.views.deployments import DeploymentViewSet
 from exaserve_ops.api.views.incidents import IncidentViewSet
 from exaserve_ops.api.views.installations import InstallationViewSet, SshHostKeyViewSet
@@ -32,6 +33,7 @@ _router.register("keys", ApiKeyViewSet, basename="api-key")
 
 _v1: list[URLPattern | URLResolver] = [
     path("", include(_router.urls)),
+    path("capacity/plan", CapacityViewSet.as_view({"post": "plan_for"}), name="api-capacity-plan"),
     path("agent/join", JoinView.as_view(), name="api-join"),
     path("schema", SchemaView.as_view(), name="api-schema"),
     path("docs", DocsView.as_view(), name="api-docs"),

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor
 
 from exaserve_ops.serving.domain.engine_launch import SHARE_OPTION, EngineLaunch
+from exaserve_ops.serving.domain.memory_fixes import Attempt, Fix, fixes
 from exaserve_ops.serving.domain.memory_plan import (
     NOT,
     AcceleratorMemory,
@@ -108,6 +109,8 @@ class WorkloadPlan:
     decided_by: str
     share_hint: tuple[str, str] | None
     """Option to set so that as many as that start beside one another."""
+    fixes: tuple[Fix, ...]
+    """What would make a tight plan fit."""
     assumptions: tuple[str, ...]
 
     @property
@@ -123,6 +126,8 @@ class WorkloadRefusal:
     name: str
     reason: str
     memory: MemoryPlan | None = None
+    fixes: tuple[Fix, ...] = ()
+    """What would make it fit."""
     upper_bound_bytes_per_token: int | None = None
 
 
@@ -170,7 +175,9 @@ def plan_workload(workload: Workload, kind: NodeKind) -> WorkloadPlan | Workload
     launch = _with_limit(workload.launch, load)
     memory = plan_memory(workload.model, launch, kind.accelerator, mix, budget_bytes=workload.budget_bytes)
     if isinstance(memory, PlanUnknown):
-        return WorkloadRefusal(name, memory.reason, None, memory.upper_bound_bytes_per_token)
+        return WorkloadRefusal(
+            name, memory.reason, upper_bound_bytes_per_token=memory.upper_bound_bytes_per_token
+        )
     if load.limit_tokens > memory.limit_tokens:
         text = (
             f"requests of {load.limit_tokens:,} tokens are longer than the {memory.limit_tokens:,} it serves"
@@ -180,7 +187,9 @@ def plan_workload(workload: Workload, kind: NodeKind) -> WorkloadPlan | Workload
     if ways > kind.accelerators and ways % kind.accelerators:
         text = f"{ways} accelerators do not come out as whole nodes of {kind.accelerators}"
         return WorkloadRefusal(name, text, memory)
-    return _counted(workload, launch, kind, memory)
+    answer = _counted(workload, launch, kind, memory)
+    attempt = Attempt(workload.model, launch, kind.accelerator, mix, workload.budget_bytes, kind.accelerators)
+    return replace(answer, fixes=fixes(attempt, memory))
 
 
 def _with_limit(launch: EngineLaunch, load: Load) -> EngineLaunch:
@@ -226,6 +235,7 @@ def _counted(
         replicas=replicas,
         decided_by=decided,
         share_hint=hint,
+        fixes=(),
         assumptions=(*told, *_told_rates(workload.rates), *memory.assumptions),
     )
 
