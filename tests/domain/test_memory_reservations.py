@@ -402,8 +402,8 @@ def test_copies_of_other_content_or_type_are_not_shared() -> None:
     assert len({name("a", "float32"), name("b", "float32"), name("a", "bfloat16")}) == 3
     assert name("a", "auto") == name("a", "float32")
     assert terms_of("torch", {}, digest="a", parameter_count=None, needed_bytes=9).copy == ""
-    small = terms_of("torch", {}, digest="a", parameter_count=10, needed_bytes=9)
-    assert small.copy_bytes == 9, "never more than all"
+    small = terms_of("torch", {}, digest="a", parameter_count=10, needed_bytes=40)
+    assert small.copy_bytes == 0, "too small for its weights: it counts whole"
 
 
 # -- what may be asked for -----------------------------------------------------------------------

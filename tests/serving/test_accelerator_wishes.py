@@ -16,14 +16,19 @@ from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.inventory.domain.facts import AcceleratorFacts, NodeFacts
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import advance_liveness, create_join_token, enrol_node, record_hello
-from exaserve_ops.lib.errors import InvalidInputError
-from exaserve_ops.serving.domain.placement import Refusal, choose_placement
+from exaserve_ops.lib.errors import ConflictError, InvalidInputError
+from exaserve_ops.serving.domain.placement import Placement, Refusal, choose_placement
 from exaserve_ops.serving.domain.reconcile import Place, Wait, plan_deployment
 from exaserve_ops.serving.domain.rooms import NodeRoom
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.selectors import deployment_snapshot, node_rooms, wanted_of_node
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
-from exaserve_ops.serving.services.replicas import advance_replica, create_replicas, place_replica
+from exaserve_ops.serving.services.replicas import (
+    advance_replica,
+    create_replicas,
+    place_replica,
+    place_replicas,
+)
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.world import GIB, NOW, JsonClient, client_with_key, make_model, make_node, make_user
 from workers.protocol.v1 import MpsLimits
@@ -208,6 +213,32 @@ def test_change_is_checked_as_a_whole_and_shares_cannot_be_changed() -> None:
     update_deployment(deployment.pk, {"nodes": ["n1"]}, actor="test", now=NOW)
     deployment.refresh_from_db()
     assert deployment.placement == {"accelerator": "whole", "nodes": ["n1"]}
+
+
+def test_slice_is_not_given_twice_whatever_two_leaders_saw() -> None:
+    cut_node(cards=CARDS[:2])
+    first, second = (deploy(name, accelerator="slice") for name in ("first", "second"))
+    stale = deployment_snapshot(second.pk, active_sessions={}, now=NOW)
+    [taker], _ = carry_out(first)
+    assert stale is not None
+    choice = choose_placement(stale.request, stale.nodes)
+    assert isinstance(choice, Placement), "as it was before"
+    [late] = create_replicas(second.pk, 1, why="test", actor="test", now=NOW)
+    with pytest.raises(ConflictError, match="slice MIG-1 was taken meanwhile"):
+        place_replica(late.pk, choice, actor="test", now=NOW)
+    late.refresh_from_db()
+    assert (late.status, uuids_of([late]), uuids_of([taker])) == ("pending", [], ["MIG-1"])
+
+
+def test_slice_has_several_replicas_only_as_clients_of_mps() -> None:
+    node = cut_node(cards=CARDS[:2])
+    shared, alone = deploy("shared", mps_thread_percent=50, memory_bytes=5 * GIB), deploy("alone")
+    place = Placement(str(node.pk), node.name, ("MIG-1",), "test")
+    made = create_replicas(shared.pk, 2, why="test", actor="test", now=NOW)
+    place_replicas({replica.pk: place for replica in made}, actor="test", now=NOW)
+    [other] = create_replicas(alone.pk, 1, why="test", actor="test", now=NOW)
+    with pytest.raises(ConflictError):
+        place_replica(other.pk, place, actor="test", now=NOW)
 
 
 # -- memory -------------------------------------------------------------------------------------------------

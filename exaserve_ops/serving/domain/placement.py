@@ -109,7 +109,7 @@ def _choose(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement |
             fitting.append((node, fit))
     if not fitting:
         return Refusal(tuple(sorted(refused)), request.blocked or _slices_of_fleet(request, nodes))
-    node, fit = min(fitting, key=lambda candidate: spread.rank(candidate[0]))
+    node, fit = min(fitting, key=lambda candidate: spread.rank(candidate[0], _free_bytes(candidate[0])))
     return _placement(request, node, fit, spread.why(node, len(fitting)))
 
 
@@ -156,7 +156,9 @@ class _Queue:
         self._request = request
         self._rooms: dict[str, NodeRoom] = {}
         self._fitting: dict[str, _Fit] = {}
-        self._heaps: dict[tuple[bool, str], list[tuple[tuple[int | str, ...], str, NodeRoom]]] = {}
+        self._heaps: dict[tuple[bool, str], list[tuple[tuple[int | str, ...], int, int, NodeRoom]]] = {}
+        """What orders nodes of one domain; a number that no two share, the node's free bytes, and itself."""
+        self._taken_in = 0
         self._spread = _Spread(request)
         self._refusal: Refusal | None = None
         for room in rooms:
@@ -170,7 +172,7 @@ class _Queue:
                 refused = _choose(self._request, tuple(self._rooms.values()))
                 self._refusal = refused if isinstance(refused, Refusal) else Refusal(())
             return self._refusal
-        node = min(self._best_of_each(), key=self._spread.rank)
+        _, node = min(self._best_of_each(), key=lambda best: self._spread.rank(best[1], best[0]))
         why = self._spread.why(node, len(self._fitting))
         return _placement(self._request, node, self._fitting[node.node_id], why)
 
@@ -187,14 +189,17 @@ class _Queue:
             return
         self._fitting[room.node_id] = fit
         heap = self._heaps.setdefault((room.node_id in self._request.shun, room.domain), [])
-        heapq.heappush(heap, (self._spread.rank_within(room), room.node_id, room))
+        free_bytes = _free_bytes(room)
+        self._taken_in += 1
+        heapq.heappush(heap, (self._spread.rank_within(room, free_bytes), self._taken_in, free_bytes, room))
 
-    def _best_of_each(self) -> Iterator[NodeRoom]:
+    def _best_of_each(self) -> Iterator[tuple[int, NodeRoom]]:
+        """The best node of each failure domain, and its free bytes."""
         for heap in self._heaps.values():
-            while heap and not self._is_current(heap[0][2]):
+            while heap and not self._is_current(heap[0][3]):
                 heapq.heappop(heap)
             if heap:
-                yield heap[0][2]
+                yield heap[0][2], heap[0][3]
 
     def _is_current(self, room: NodeRoom) -> bool:
         return self._rooms[room.node_id] is room and room.node_id in self._fitting
@@ -226,9 +231,8 @@ class _Spread:
         self._total += more
         self._standbys[after.domain] += after.same_standby - before.same_standby
 
-    def rank(self, node: NodeRoom) -> tuple[int | str, ...]:
-        """Lower is better."""
-        free = _free_bytes(node)
+    def rank(self, node: NodeRoom, free: int) -> tuple[int | str, ...]:
+        """Lower is better. `free`: bytes of the node that nobody was promised."""
         shunned = int(node.node_id in self._request.shun)
         domain = node.domain
         if self._request.standby:
@@ -238,10 +242,10 @@ class _Spread:
         lacks = (self._total + 1) * self._usable[domain] - self._serving[domain] * self._nodes
         return (shunned, -lacks, node.same_deployment, -free, node.name)
 
-    def rank_within(self, node: NodeRoom) -> tuple[int | str, ...]:
+    def rank_within(self, node: NodeRoom, free: int) -> tuple[int | str, ...]:
         """What orders nodes of one failure domain, of which all or none are shunned, as `rank` does."""
         same_standby = node.same_standby if self._request.standby else 0
-        return (node.same_deployment, same_standby, -_free_bytes(node), node.name)
+        return (node.same_deployment, same_standby, -free, node.name)
 
     def why(self, node: NodeRoom, fitting: int) -> str:
         """Say why this node."""

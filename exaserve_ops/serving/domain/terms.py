@@ -41,9 +41,10 @@ def terms_of(
     size = _TYPE_BYTES.get(launch.kv.model_dtype)
     if not (launch.shares_weights and size and digest and parameter_count):
         return Terms(mps=mps)
-    # Never more than it needs in all: a wish that is too small for its weights must not come out negative.
-    copy_bytes = min(parameter_count * size, needed_bytes)
-    return Terms(f"{digest}/{size}/{copy_bytes}", copy_bytes, mps=mps)
+    copy_bytes = parameter_count * size
+    if copy_bytes >= needed_bytes:
+        return Terms(mps=mps)  # too small for its weights: counted whole, rather than as nothing beside them
+    return Terms(f"{digest}/{size}", copy_bytes, mps=mps)
 
 
 def _launch(engine: str, options: Mapping[str, object]) -> EngineLaunch | None:

@@ -239,6 +239,7 @@ def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
     replicas = (
         Replica.objects.filter(node=node_id, status__in=KNOWN_TO_AGENTS)
         .select_related("deployment__model")
+        .defer("deployment__model__config", "deployment__model__architecture")
         .prefetch_related("deployment__model__files", "accelerators")
         .order_by("pk")
     )

@@ -29,6 +29,12 @@ from exaserve_ops.serving.models import Deployment, Replica
 KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
 _ROOM_ROWS = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by()
 
+_TERMS_READ = (
+    *("engine", "engine_options", "replica_memory_bytes", "accelerators_per_replica", "placement"),
+    *("model__digest", "model__parameter_count"),
+)
+"""What `_terms_of` reads of a deployment: every plan does so for all of them."""
+
 
 def placement_request(deployment: Deployment) -> PlacementRequest:
     """What one replica of a deployment needs of a node."""
@@ -121,7 +127,7 @@ def live_holdings(replicas: Collection[UUID] | None = None) -> list[tuple[UUID, 
     )
     shares = Counter(row[0] for row in rows)
     holders = Deployment.objects.filter(pk__in={row[3] for row in rows}).select_related("model")
-    terms = {holder.pk: _terms_of(holder) for holder in holders}
+    terms = {holder.pk: _terms_of(holder) for holder in holders.only(*_TERMS_READ)}
     return [
         (deployment, Holding(uuid, -(-memory_bytes // shares[replica]), terms[deployment]))
         for replica, uuid, memory_bytes, deployment in rows

@@ -21,6 +21,7 @@ from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.reach import UNCHECKED, WAITING
 from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.services.slices import lock_slices
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,14 @@ def place_replica(replica_id: UUID, placement: Placement, *, actor: str, now: da
 def place_replicas(placements: Mapping[UUID, Placement], *, actor: str, now: datetime) -> list[Replica]:
     """Bind pending replicas to nodes and accelerators, all of them or none.
 
-    Raises `IllegalTransitionError` where one of them is no longer pending.
+    Raises `IllegalTransitionError` where one of them is no longer pending, and `ConflictError` where a slice
+    is taken already.
     """
     moves = {pk: Move("place", f"on {p.node_name}: {p.why}") for pk, p in placements.items()}
     rows = _lock(placements)
     for row in rows:
         row.node_id = UUID(placements[row.pk].node_id)
+    lock_slices({pk: placement.accelerator_uuids for pk, placement in placements.items()})
     link = Replica.accelerators.through
     link.objects.filter(replica__in=placements).delete()
     known = set(
