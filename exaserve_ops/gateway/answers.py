@@ -13,6 +13,8 @@ from exaserve_ops.gateway.framing import Frame
 _FIRST_ERROR_STATUS = 400
 _FIRST_SERVER_ERROR_STATUS = 500
 _TAIL_BYTES = 4096
+_DONE_BYTES = 128
+"""Within so many bytes of a stream's end its `[DONE]` is looked for."""
 _KEPT_BYTES = 8 * _TAIL_BYTES
 """Pieces are joined only now and then."""
 _LARGEST_JSON_BYTES = 1024 * 1024
@@ -73,16 +75,14 @@ class JsonAnswer:
 class StreamAnswer:
     """A stream of events, of which the end is kept."""
 
-    __slots__ = ("_events", "_pieces", "_size_bytes")
+    __slots__ = ("_pieces", "_size_bytes")
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size_bytes = 0
-        self._events: list[bytes] | None = None
 
     def add(self, payload: bytes) -> None:
         """Take the next piece of the body."""
-        self._events = None
         self._pieces.append(payload)
         self._size_bytes += len(payload)
         if self._size_bytes > _KEPT_BYTES:
@@ -90,14 +90,15 @@ class StreamAnswer:
 
     def is_finished(self) -> bool:
         """Whether the last event says that the stream is over: `[DONE]`, or an error."""
-        events = self._last_events()
-        return bool(events) and (events[-1] == b"[DONE]" or self.ended_in_error())
+        return _is_done(self._shorten()) or self.ended_in_error()
 
     def ended_in_error(self) -> bool:
         """Whether the engine ended the stream by an error event of its own."""
-        events = self._last_events()
+        if b'"error"' not in self._shorten():
+            return False
+        events = _events_of(self._shorten())
         last = next((event for event in reversed(events) if event != b"[DONE]"), b"")
-        return b'"error"' in last and _ending_of(last).error is not None
+        return _ending_of(last).error is not None
 
     def is_between_events(self) -> bool:
         """Whether an event of ours may follow as it is."""
@@ -105,23 +106,33 @@ class StreamAnswer:
 
     def usage(self) -> Usage:
         """Token counts of the last event that carries any."""
-        for event in reversed(self._last_events()):
+        if b'"usage"' not in self._shorten():
+            return NO_USAGE
+        for event in reversed(_events_of(self._shorten())):
             if b'"usage"' in event and (usage := _ending_of(event).usage):
                 return usage
         return NO_USAGE
 
     def _shorten(self) -> bytes:
         """Keep the end only, and return it."""
+        if len(self._pieces) == 1 and self._size_bytes <= _TAIL_BYTES:
+            return self._pieces[0]
         tail = b"".join(self._pieces)[-_TAIL_BYTES:]
         self._pieces = [tail]
         self._size_bytes = len(tail)
         return tail
 
-    def _last_events(self) -> list[bytes]:
-        if self._events is None:
-            lines = self._shorten().splitlines()
-            self._events = [line[5:].strip() for line in lines if line.startswith(b"data:")]
-        return self._events
+
+def _is_done(tail: bytes) -> bool:
+    """Whether the last event is `[DONE]`."""
+    if b"[DONE]" not in tail[-_DONE_BYTES:]:
+        return False
+    events = _events_of(tail[-_DONE_BYTES:]) or _events_of(tail)
+    return events[-1:] == [b"[DONE]"]
+
+
+def _events_of(tail: bytes) -> list[bytes]:
+    return [line[5:].strip() for line in tail.splitlines() if line.startswith(b"data:")]
 
 
 def judge(status: int, answer: StreamAnswer | JsonAnswer) -> str:

@@ -24,6 +24,8 @@ _PIPELINE_LIMIT = 8
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 1024 * 1024
 """What is read and thrown away after a refusal: closing at once could destroy the answer."""
+_MOST_FRAMING = 8
+"""A chunked body may take so many times its bound on the wire: one byte in a chunk takes six."""
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _JSON = b"application/json"
 _TEXT = b"text/plain; version=0.0.4; charset=utf-8"
@@ -43,6 +45,9 @@ class ClientConnection(asyncio.Protocol):
         self._head_bytes = 0
         self._body_bytes = 0
         self._read_bytes = 0  # of an unfinished head, in earlier reads
+        self._counts_head = False
+        self._head_limit_bytes = shared.settings.head_bytes
+        self._now = 0.0  # when the present read began
         self._is_first_in_read = False  # no other message ended in what is being read
         self._is_reading_paused = False
         self._pending: collections.deque[Request] = collections.deque()
@@ -78,14 +83,17 @@ class ClientConnection(asyncio.Protocol):
             if self._deaf_bytes > _LINGER_BYTES:
                 self._transport.abort()
             return
+        self._now = self._shared.clock()
+        size_bytes = len(data)
         self._is_first_in_read = True
+        self._counts_head = self._read_bytes + size_bytes > self._head_limit_bytes
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
             self._refuse_connection(refusals.MALFORMED)
         else:
-            if self._reading is not None and not self._head_is_read:
-                self._count_unfinished_head(len(data))
+            if self._reading is not None:
+                self._count_unfinished(size_bytes)
         if len(self._pending) >= _PIPELINE_LIMIT and not self._transport.is_closing():
             self._is_reading_paused = True
             self._transport.pause_reading()
@@ -105,7 +113,7 @@ class ClientConnection(asyncio.Protocol):
         self._reading = Request()
         self._head_is_read = False
         self._head_bytes = self._body_bytes = self._read_bytes = 0
-        self._deadline_seconds = self._shared.clock() + self._shared.settings.head_seconds
+        self._deadline_seconds = self._now + self._shared.settings.head_seconds
 
     def on_url(self, url: bytes) -> None:
         self._head_bytes += len(url)
@@ -113,22 +121,28 @@ class ClientConnection(asyncio.Protocol):
             self._reading.target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4
-        if self._reading is not None and not self._head_is_read:  # trailers are dropped
-            self._reading.add_header(self._roles[name], value)
+        if self._counts_head:  # a head within a small read cannot be too large
+            self._head_bytes += len(name) + len(value) + 4
+        if self._head_is_read or self._reading is None:  # trailers are dropped
+            return
+        known_as, prefix, is_understood = self._roles[name]
+        if prefix:
+            self._reading.lines.append(prefix + value + b"\r\n")
+        if is_understood:
+            self._reading.note(known_as, value)
 
     def on_headers_complete(self) -> None:
         request = self._reading
         if request is None or self._is_deaf:
             return
         self._head_is_read = True
-        if self._head_bytes > self._shared.settings.head_bytes:
+        if self._head_bytes > self._head_limit_bytes:
             self._refuse_connection(refusals.HEAD_TOO_LARGE)
             return
         request.method = self._parser.get_method()
         request.version = self._parser.get_http_version()
         request.keep_alive = self._parser.should_keep_alive()
-        self._deadline_seconds = self._shared.clock() + self._shared.settings.body_seconds
+        self._deadline_seconds = self._now + self._shared.settings.body_seconds
         request.refusal = self._shared.admission.check(request, is_loopback=self._is_loopback)
         if self._parser.should_upgrade():  # CONNECT too
             request.refusal = refusals.MALFORMED
@@ -151,6 +165,7 @@ class ClientConnection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         request, self._reading = self._reading, None
         self._is_first_in_read = False
+        self._read_bytes = 0
         if request is None or self._is_deaf:
             return
         self._deadline_seconds = 0.0
@@ -286,12 +301,17 @@ class ClientConnection(asyncio.Protocol):
         self._pending.append(request)
         self._serve()
 
-    def _count_unfinished_head(self, read_bytes: int) -> None:
-        """Bound a head whose end has not come: the parser keeps a header to itself until it is whole."""
+    def _count_unfinished(self, size_bytes: int) -> None:
+        """Bound what is not whole yet: the parser keeps a header or trailer to itself until it is."""
         if self._is_first_in_read:  # else an unknown part of this read belongs to what ended in it
-            self._read_bytes += read_bytes
-        if max(self._read_bytes, self._head_bytes) > self._shared.settings.head_bytes and not self._is_deaf:
-            self._refuse_connection(refusals.HEAD_TOO_LARGE)
+            self._read_bytes += size_bytes
+        if self._is_deaf:
+            return
+        if not self._head_is_read:
+            if max(self._read_bytes, self._head_bytes) > self._head_limit_bytes:
+                self._refuse_connection(refusals.HEAD_TOO_LARGE)
+        elif self._read_bytes > _MOST_FRAMING * self._shared.settings.body_bytes:
+            self._refuse_connection(refusals.BODY_TOO_LARGE, self._reading)
 
     def _close(self) -> None:
         if self._is_closing or self._transport.is_closing():

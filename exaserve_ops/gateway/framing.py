@@ -145,16 +145,14 @@ class ChunkedFrame:
     def _skip_whole_chunks(self, data: bytes, payloads: list[bytes]) -> int:
         """Take the chunks that are all there, which is how they come; `_step` judges the rest."""
         position, end = 0, len(data)
+        find, known_size, keep = data.find, _KNOWN_SIZES.get, payloads.append
         while True:
-            line_end = data.find(_LINE_END, position, position + _LONGEST_LINE_BYTES)
-            size = _KNOWN_SIZES.get(data[position:line_end])
-            if line_end < 0 or not size:
+            line_end = find(_LINE_END, position, position + _LONGEST_LINE_BYTES)
+            size = known_size(data[position:line_end], 0)
+            after = line_end + size + 4  # two line ends
+            if line_end < 0 or not size or after > end or data[after - 2 : after] != _LINE_END:
                 return position
-            start = line_end + 2
-            after = start + size + 2
-            if after > end or not data.startswith(_LINE_END, after - 2):
-                return position
-            payloads.append(data[start : after - 2])
+            keep(data[line_end + 2 : after - 2])
             position = after
 
     def eof(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from exaserve_ops.gateway.headers import Role
 from exaserve_ops.gateway.refusals import BAD_JSON, Refusal, bad_field
 from exaserve_ops.routing.domain.records import KeyRecord
 
@@ -48,17 +47,13 @@ class Request:
         self.refusal: Refusal | None = None
         """Set as soon as it is known that the request goes no further."""
 
-    def add_header(self, role: Role, value: bytes) -> None:
-        """Take in the next header."""
-        name, prefix, is_understood = role
-        if prefix:
-            self.lines.append(b"%b%b\r\n" % (prefix, value))
-        if is_understood:
-            known = self.known
-            if name in known:
-                self.repeated.add(name)
-                value = known[name] + b"," + value
-            known[name] = value
+    def note(self, name: bytes, value: bytes) -> None:
+        """Keep the value of a header that the gateway understands."""
+        known = self.known
+        if name in known:
+            self.repeated.add(name)
+            value = known[name] + b"," + value
+        known[name] = value
 
     @property
     def body(self) -> bytes:

@@ -47,3 +47,8 @@ def rank(seed: int, members: Sequence[_Member], name_of: Callable[[_Member], str
         key=lambda member: (score(seed, name := name_of(member)), name),
         reverse=True,
     )
+
+
+def first(seed: int, members: Sequence[_Member], name_of: Callable[[_Member], str]) -> _Member:
+    """Return what `rank` puts first, without ordering the others. Raises `ValueError` if there is nobody."""
+    return max(members, key=lambda member: (score(seed, name := name_of(member)), name))
