@@ -206,7 +206,8 @@ class Agent:
         logger.info("agent ended; replicas go on")
 
     def _own_sessions(self) -> set[int]:
-        return {row.pid for row in self._journal.attempts() if row.pid is not None}
+        replicas = {row.pid for row in self._journal.attempts() if row.pid is not None}
+        return replicas | self._runner.holders.pids()
 
     def _open_attempts(self) -> set[tuple[str, int]]:
         return {row.key for row in self._journal.attempts()}

@@ -21,6 +21,7 @@ from workers.agent.device_env import (
     mps_environment,
     with_devices,
 )
+from workers.agent.holders import DeviceHolders, HolderStartingError, HolderState
 from workers.agent.home import Home, Identity
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.kv_pools import KvPoolKeeper
@@ -76,6 +77,7 @@ class AttemptRunner:
         self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._templates = Templates(home.logs / "template.log", enabled=config.template_processes)
         self.kv_pools = KvPoolKeeper(pools_folder(identity.node_id, home.root))
+        self.holders = DeviceHolders(self.kv_pools.folder, home.logs, enabled=config.device_holders)
         self._mps = MpsProbe(Path(config.mps_pipe_directory), Path(config.mps_log_directory))
         self.accelerators: tuple[AcceleratorInfo, ...] = ()
         """As discovered; set before the first launch."""
@@ -128,7 +130,7 @@ class AttemptRunner:
         except (base.EngineOptionError, ModelMismatchError, DeviceError) as error:
             self._refuse(spec, str(error))
             return
-        except NoPortError as error:
+        except (NoPortError, HolderStartingError) as error:
             logger.warning("%s waits: %s", spec.replica_id, error)
             return
         template = self._templates.find(launch, now=now)
@@ -147,6 +149,7 @@ class AttemptRunner:
     ) -> tuple[AttemptRow, base.Launch]:
         adapter.check_options(spec.engine_options)
         replica_id, attempt = spec.replica_id, action.attempt
+        holder = self._holder_of(spec, adapter, now)
         host = self._config.address
         ports = choose_ports(
             adapter.port_count,
@@ -174,6 +177,7 @@ class AttemptRunner:
             cpu_threads=self._cpu_threads(),
             model_digest=spec.model.digest,
             weights_cache=self._home.weights,
+            holder=holder,
             kv_pool_dir=self.kv_pools.folder,
             kv_disk_dir=self._home.kv_blocks,
             kv_pool_bytes=self._config.kv_pool_bytes,
@@ -193,6 +197,26 @@ class AttemptRunner:
             launched_at=now,
         )
         return row, launch
+
+    def _holder_of(self, spec: ReplicaSpec, adapter: base.EngineAdapter, now: float) -> Path | None:
+        """Return where the holder of a replica's accelerator listens; `None`: it shares no memory there.
+
+        Raises `HolderStartingError`: a round later it may be there; `DeviceError`.
+        """
+        shares = isinstance(adapter, base.SharesDeviceMemory) and adapter.shares_device_memory(
+            spec.engine_options
+        )
+        # An MPS share is a limit on what a replica allocates itself, which shared memory would go round.
+        if not shares or spec.mps is not None or len(spec.accelerator_uuids) != 1:
+            return None
+        (uuid,) = spec.accelerator_uuids
+        if not any(here.uuid == uuid and here.kind == "cuda" for here in self.accelerators):
+            return None
+        devices = device_environment(spec.accelerator_uuids, self.accelerators)
+        state = self.holders.find(uuid, devices, now=now)
+        if state is HolderState.STARTING:
+            raise HolderStartingError(f"the holder of {uuid} starts")
+        return self.holders.socket(uuid) if state is HolderState.ANSWERS else None
 
     def _devices_of(self, spec: ReplicaSpec) -> dict[str, str]:
         """Return what shows a replica its accelerators and its share.

@@ -35,6 +35,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Threads for each replica on a CPU; 0: an even share of the host's cores."""
     template_processes: bool = True
     """Fork engines off a process that has their imports; false: start each as a program of its own."""
+    device_holders: bool = True
+    """Let replicas of a CUDA device share its memory through a process that holds it."""
     kv_pool_bytes: int = 0
     """Size of each pool of KV blocks that replicas share; 0: what the replicas bring that are there."""
     mps_pipe_directory: str = str(DEFAULT_PIPES)

@@ -77,6 +77,7 @@ class Reconciler:
         self._runner.rest(_engines(snapshot), now=now)
         if snapshot.wish is not None:
             self._runner.kv_pools.tend(_wanted(snapshot), now=now)
+            self._runner.holders.tend(_accelerators(snapshot), now=now)
         self._scraper.watch(self._targets(snapshot))
         self._publish(snapshot, decisions, now)
         self._cut_logs(snapshot, now)
@@ -149,6 +150,12 @@ def _engines(snapshot: Snapshot) -> set[str]:
 
 def _wanted(snapshot: Snapshot) -> set[str]:
     return {key for key, spec in snapshot.specs.items() if spec.wanted is not WantedState.STOP}
+
+
+def _accelerators(snapshot: Snapshot) -> set[str]:
+    """Those of the replicas that are to be here."""
+    wanted = (spec for spec in snapshot.specs.values() if spec.wanted is not WantedState.STOP)
+    return {uuid for spec in wanted for uuid in spec.accelerator_uuids}
 
 
 class Gate:

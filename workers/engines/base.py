@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from workers.protocol import v1
 
@@ -109,6 +109,15 @@ class EngineSample:
     itl: Histogram | None = None
     notes: tuple[str, ...] = ()
     """Data-quality notes, such as `2 lines dropped` or `duplicate series`."""
+
+
+@runtime_checkable
+class SharesDeviceMemory(Protocol):
+    """An adapter whose engine can draw on memory that a holder has for all replicas of an accelerator."""
+
+    def shares_device_memory(self, options: EngineOptions) -> bool:
+        """Whether an engine with these options does, if it is given a holder."""
+        ...
 
 
 class EngineAdapter(Protocol):

@@ -50,6 +50,10 @@ class TorchAdapter:
         """Raise `EngineOptionError`, naming the option and what would be right."""
         option_arguments(_OPTIONS, options)
 
+    def shares_device_memory(self, options: EngineOptions) -> bool:
+        """Unless both its blocks and its weights are to be its own."""
+        return options.get("kv_pool", "node") == "node" or options.get("weights", "shared") == "shared"
+
     def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
         """Return the process to start. Raises `EngineOptionError`."""
         defaults: dict[str, str | int] = {"threads": max(context.cpu_threads, 1)}

@@ -29,10 +29,17 @@ _Answer = TypeVar("_Answer", bound=Answer)
 class HolderLink:
     """One connection, made anew when it breaks. For one thread at a time."""
 
-    def __init__(self, path: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        greeting_seconds: float = ANSWER_SECONDS,
+    ) -> None:
         """Connect and hear who answers. Raises `OSError`."""
         self._path = path
         self._clock = clock
+        self._greeting_seconds = greeting_seconds
         self._not_before = float("-inf")
         self._channel: socket.socket | None = None
         self.hello = self._connect()
@@ -90,7 +97,7 @@ class HolderLink:
     def _connect(self) -> Hello:
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            channel.settimeout(ANSWER_SECONDS)
+            channel.settimeout(self._greeting_seconds)
             with short_path(self._path) as address:
                 channel.connect(address)
             answer, descriptors = receive_answer(channel)
