@@ -183,6 +183,14 @@ class Scheduler:
         self._announced.append(sequence)
         return len(more)
 
+    def take_cold_blocks(self, count: int) -> list[int]:
+        """Take up to `count` blocks that no request and no hot content needs, for content from elsewhere."""
+        if self._waiting:
+            return []
+        self._room.secure(count)
+        cold = self._allocator.available - self._allocator.hot_cached - len(self._running)
+        return self._allocator.allocate(max(0, min(count, cold))) or []
+
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence go, running or waiting; its full blocks stay as cache."""
         if sequence in self._running:
@@ -293,10 +301,12 @@ class Scheduler:
             self._take(sequence, cached)
             self._running.append(sequence)
             if more:
-                self._start_fetch(sequence, more)
-                continue
+                fetch = self._start_fetch(sequence, more)
+                if not fetch.complete:
+                    continue
+                self._land(sequence, fetch)
             count = min(_pending(sequence), budget)
-            needed = _blocks_for(sequence.computed + count) - len(cached)
+            needed = _blocks_for(sequence.computed + count) - len(sequence.blocks)
             sequence.blocks += self._allocator.allocate(needed) or ()
             budget -= count
             chunks.append(Chunk(sequence, sequence.computed, count))
@@ -314,10 +324,11 @@ class Scheduler:
         sequence.named_blocks = len(cached)
         sequence.fetched.clear()
 
-    def _start_fetch(self, sequence: Sequence, digests: Sequences[bytes], *, awaited: bool = True) -> None:
+    def _start_fetch(self, sequence: Sequence, digests: Sequences[bytes], *, awaited: bool = True) -> Fetch:
         blocks = self._allocator.allocate(len(digests)) or []
         sequence.blocks += blocks
         sequence.fetch = self._tiers.fetch(digests[: len(blocks)], blocks, awaited=awaited)
+        return sequence.fetch
 
     def _land_fetches(self) -> list[Admission]:
         """Let sequences go on whose content has come; what did not come is computed."""
