@@ -16,6 +16,7 @@ from exaserve_ops.adapters.doorbell import PostgresDoorbell
 from exaserve_ops.adapters.leadership import LeaderLease
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
 from exaserve_ops.adapters.model_folder import ModelFolder
+from exaserve_ops.adapters.model_readings import ModelReadings
 from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.reach_table import ReachReader, place_token
 from exaserve_ops.adapters.reports import RedisReportSource
@@ -42,7 +43,7 @@ KEY_EPOCH_SECONDS = 5.0
 def connect_pages() -> None:
     """Hand pages and REST what they need from outside."""
     reader = RedisLiveReader(_environment().redis_url)
-    folder = ModelFolder()
+    folder = ModelReadings(ModelFolder())
     dashboard_ports.live_reader.use(reader)
     dashboard_ports.model_folder_reader.use(folder)
     api_ports.replica_loads.use(reader)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,18 @@ _INDEX = "model.safetensors.index.json"
 _CHUNK_BYTES = 4 * 1024 * 1024
 
 
+def _nobody_listens(read_bytes: int) -> None:
+    """Take no notice of progress."""
+
+
 class ModelFolder:
     """Implements the pages' and the API's port of the same shape."""
 
-    def read(self, folder: str) -> ModelFacts:
-        """Read a folder on this machine. Raises `InvalidInputError` naming what is wrong with it."""
+    def read(self, folder: str, progress: Callable[[int], None] = _nobody_listens) -> ModelFacts:
+        """Read a folder on this machine. Raises `InvalidInputError` naming what is wrong with it.
+
+        `progress` is told of each piece that was hashed, in bytes.
+        """
         path = Path(folder)
         if not path.is_absolute() or not path.is_dir():
             raise InvalidInputError("folder", f"'{folder}' is no absolute path of a folder here")
@@ -47,7 +55,7 @@ class ModelFolder:
             raise InvalidInputError("folder", f"'{folder}' holds no .safetensors file")
         if "tokenizer.json" not in names:
             raise InvalidInputError("folder", f"'{folder}' holds no tokenizer.json")
-        files = tuple(_entry(path, name) for name in names)
+        files = tuple(_entry(path, name, progress) for name in names)
         index = _json_file(path / _INDEX, MAX_INDEX_BYTES) if _INDEX in names else None
         size = weights_of_files(files, index)
         if isinstance(size, UnknownWeights):
@@ -78,11 +86,12 @@ def _json_file(path: Path, most_bytes: int) -> dict[str, Any]:
     return value
 
 
-def _entry(path: Path, name: str) -> FileEntry:
+def _entry(path: Path, name: str, progress: Callable[[int], None]) -> FileEntry:
     digest = hashlib.sha256()
     with (path / name).open("rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
+            progress(len(chunk))
         return FileEntry(name, file.tell(), digest.hexdigest())
 
 

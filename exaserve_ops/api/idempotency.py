@@ -24,6 +24,7 @@ from exaserve_ops.lib import clock
 HEADER = "Idempotency-Key"
 REPLAYED_HEADER = "Idempotency-Replayed"
 MAX_KEY_CHARACTERS = 200
+NOT_YET = 202
 
 Action = TypeVar("Action", bound=Callable[..., Response])
 
@@ -32,7 +33,8 @@ def acts_once(action: Action) -> Action:
     """Make a POST action answer a repetition with what it answered first.
 
     Its effect and the record of its answer are one transaction, so there is never one without the
-    other; copies sent at the same time wait for the first. A refusal is not kept: nothing happened.
+    other; copies sent at the same time wait for the first. A refusal is not kept, nor is 202: nothing
+    happened yet.
     """
     return _guard(action, answer_is_secret=False)
 
@@ -57,6 +59,8 @@ def _guard(action: Action, *, answer_is_secret: bool) -> Action:
             if record is not None:
                 return _replay(record, digest)
             response = action(view, request, *args, **kwargs)
+            if response.status_code == NOT_YET:
+                return response
             body = {"secret": True} if answer_is_secret else json.loads(JSONRenderer().render(response.data))
             remember_answer(
                 user=user,

@@ -14,6 +14,7 @@ from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_BYTES, MOST_PERCENT
 from exaserve_ops.serving.models import Deployment, Model, ModelFile, Replica
 from exaserve_ops.serving.services.deployments import MAX_REPLICAS
+from exaserve_ops.serving.services.models import FolderReading
 
 MAX_SECONDS = 24 * 3600
 MAX_BYTES = 1 << 60
@@ -67,6 +68,14 @@ class ModelRequestSerializer(StrictSerializer):
         max_length=900,
         help_text="Absolute path, the same here and on the nodes, with config.json and weights.",
     )
+
+
+class FolderReadingSerializer(serializers.Serializer[FolderReading]):
+    """How far the hashing of a folder is."""
+
+    read_bytes = serializers.IntegerField()
+    total_bytes = serializers.IntegerField()
+    read_ratio = serializers.FloatField()
 
 
 class DeploymentSerializer(serializers.ModelSerializer[Deployment]):

@@ -15,6 +15,7 @@ from exaserve_ops.api.filters import ModelFilter
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.ports import model_folder_reader
 from exaserve_ops.api.serializers.serving import (
+    FolderReadingSerializer,
     ModelDetailSerializer,
     ModelRequestSerializer,
     ModelSerializer,
@@ -22,7 +23,9 @@ from exaserve_ops.api.serializers.serving import (
 from exaserve_ops.api.views.base import ReadableViewSet
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Model
-from exaserve_ops.serving.services.models import register_model
+from exaserve_ops.serving.services.models import FolderReading, register_model
+
+RETRY_SECONDS = 1
 
 
 class ModelViewSet(ReadableViewSet[Model]):
@@ -48,13 +51,25 @@ class ModelViewSet(ReadableViewSet[Model]):
 
     @extend_schema(
         request=ModelRequestSerializer,
-        responses={200: ModelDetailSerializer, 201: ModelDetailSerializer},
+        responses={
+            200: ModelDetailSerializer,
+            201: ModelDetailSerializer,
+            202: FolderReadingSerializer,
+        },
     )
     @acts_once
     def create(self, request: Request) -> Response:  # noqa: ARG002 - DRF's signature
-        """Register a model from a folder. The same bytes under the same name again: 200, no change."""
+        """Register a model from a folder. The same bytes under the same name again: 200, no change.
+
+        Large weights take long to hash: the answer is then 202 with how far that is, and nothing is
+        registered yet. Send the same request again after `Retry-After` seconds, until it is 201 or 200.
+        """
         body = self.read_body(ModelRequestSerializer)
         facts = model_folder_reader().read(body["folder"])
+        if isinstance(facts, FolderReading):
+            answer = Response(FolderReadingSerializer(facts).data, status=status.HTTP_202_ACCEPTED)
+            answer["Retry-After"] = str(RETRY_SECONDS)
+            return answer
         now = clock.now()
         model = register_model(name=body["name"], facts=facts, actor=self.actor, now=now)
         is_new = model.created_at == now

@@ -20,7 +20,7 @@ from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain.lifecycle import DELETED
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.selectors import live_deployments
-from exaserve_ops.serving.services.models import register_model
+from exaserve_ops.serving.services.models import FolderReading, register_model
 
 
 @require_safe
@@ -59,6 +59,8 @@ def model_new(request: HttpRequest) -> HttpResponse:
     if request.method == "POST" and form.is_valid():
         try:
             facts = model_folder_reader().read(form.cleaned_data["path"])
+            if isinstance(facts, FolderReading):
+                return _reading_page(request, form, facts)
             made = register_model(
                 name=form.cleaned_data["name"],
                 facts=facts,
@@ -75,3 +77,9 @@ def model_new(request: HttpRequest) -> HttpResponse:
     status = 422 if form.errors else 200
     context = {"title": "Register a model", "form": form}
     return render(request, "models/new.html", context, status=status)
+
+
+def _reading_page(request: HttpRequest, form: ModelForm, reading: FolderReading) -> HttpResponse:
+    """Show how far it is; the page asks again by itself, with the same form."""
+    context = {"title": f"Reading {form.cleaned_data['name']}", "form": form, "reading": reading}
+    return render(request, "models/reading.html", context, status=202)

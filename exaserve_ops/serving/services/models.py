@@ -32,11 +32,24 @@ class ModelFacts:
     """As the index of its shards says; `None`: by the files alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class FolderReading:
+    """How far the reading of a folder is that takes longer than a request may."""
+
+    read_bytes: int
+    total_bytes: int
+
+    @property
+    def read_ratio(self) -> float:
+        """Part that is read."""
+        return min(1.0, self.read_bytes / self.total_bytes) if self.total_bytes else 0.0
+
+
 class ModelFolderReader(Protocol):
     """Reads a model's folder on the control plane's machine."""
 
-    def read(self, folder: str) -> ModelFacts:
-        """Files with digests, and what config.json says.
+    def read(self, folder: str) -> ModelFacts | FolderReading:
+        """Files with digests, and what config.json says; how far it is where that takes long: ask again.
 
         Raises `InvalidInputError` (field `folder`) where it holds no model that can be served.
         """
