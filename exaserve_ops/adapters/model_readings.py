@@ -57,7 +57,7 @@ class ModelReadings:
         self._readings: dict[str, _Reading] = {}
 
     def read(self, folder: str) -> ModelFacts | FolderReading:
-        """Return what a folder holds, or how far it is read. Raises `InvalidInputError` like `ModelFolder`."""
+        """Return what a folder holds, or how far it is read. Raises `InvalidInputError` as that does."""
         reading = self._reading_of(folder)
         reading.done.wait(self._wait_seconds)
         if not reading.done.is_set():
