@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from bench.chat_client import ChatClient
@@ -102,6 +103,58 @@ def test_simulated_fleet_lives_dies_and_comes_back(run: FleetRun) -> None:
         )
     finally:
         assert again.stop() == 0
+
+
+def ask(run: FleetRun, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    summary = run.summary()
+    headers = {"Authorization": f"Bearer {summary['api_token']}"}
+    answer = httpx.request(method, summary["web_url"] + path, json=body, headers=headers, timeout=20)
+    assert answer.is_success, answer.text
+    return dict(answer.json())
+
+
+def test_slices_are_given_out_one_each_and_whole_cards_opened_under_load(run: FleetRun) -> None:
+    simulation = Simulation(run, "--mig", "1:3g.40gb", "--no-deployment")
+    try:
+        run.wait_until(
+            lambda: any(card["profile"] for card in nodes(run).get(VICTIM, {}).get("accelerators", ())),
+            "the slices to be told",
+            seconds=90,
+        )
+        [model] = run.get("/api/v1/models")["results"]
+        trial = {
+            "name": "trial", "model": model["id"], "replicas": 2, "engine": "simulated-node",
+            "nodes": [VICTIM], "replica_memory_bytes": 10 << 30, "accelerator": "slice:3g.40gb",
+        }  # fmt: skip
+        made = ask(run, "POST", "/api/v1/deployments", trial)
+        address = f"/api/v1/deployments/{made['id']}"
+
+        def replicas() -> list[dict[str, Any]]:
+            return list(run.get(f"/api/v1/replicas?deployment={made['id']}")["results"])
+
+        def settled(statuses: set[str]) -> bool:
+            return {replica["status"] for replica in replicas()} == statuses
+
+        run.wait_until(lambda: settled({"ready", "pending"}), "one to have the slice", seconds=90)
+        [waiting] = [replica for replica in replicas() if replica["status"] == "pending"]
+        run.wait_until(
+            lambda: "1 slice 3g.40gb in the fleet, taken" in {replica["reason"] for replica in replicas()},
+            "the other one to say what it waits for",
+            seconds=30,
+        )
+        ask(run, "PATCH", address, {"spill": True, "spill_reason": "launch day", "generation": 1})
+        run.wait_until(lambda: settled({"ready"}), "the other one to have a whole card", seconds=90)
+        node = run.get(f"/api/v1/nodes/{nodes(run)[VICTIM]['id']}")
+        cards = {card["uuid"]: card for card in node["accelerators"]}
+        users = {user["id"]: use["uuid"] for use in node["use"] for user in use["replicas"]}
+        sorts = {replica["id"]: cards[users[replica["id"]]]["profile"] for replica in replicas()}
+        assert sorted(sorts.values()) == ["", "3g.40gb"]
+        assert sorts[waiting["id"]] == ""
+        assert not any(cards[uuid]["split"] for uuid in users.values())
+        ask(run, "DELETE", address)
+        run.wait_until(lambda: not replicas(), "both to be gone", seconds=90)
+    finally:
+        assert simulation.stop() == 0
 
 
 def test_second_simulation_without_a_fleet_says_what_is_missing(tmp_path: Path) -> None:
