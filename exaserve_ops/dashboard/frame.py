@@ -47,6 +47,7 @@ RAIL = (
     RailItem("replicas", "replica", "Replicas", "serving.view_replica", ("replica",)),
     RailItem("sessions", "session", "Sessions", "inference_sessions.view_inferencesession", ("session",)),
     RailItem("models", "model", "Models", "serving.view_model", ("model", "model_new")),
+    RailItem("capacity", "capacity", "Capacity", "serving.view_model"),
     RailItem("incidents", "alert", "Incidents", "health.view_incident", ("incident",)),
     RailItem("events", "event", "Events", "audit.view_event"),
     RailItem("keys", "key", "Keys", "access.view_apikey"),

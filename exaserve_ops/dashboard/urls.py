@@ -6,6 +6,7 @@ from django.urls import path
 
 from exaserve_ops.dashboard.views import (
     account,
+    capacity,
     catalogue,
     deployments,
     drains,
@@ -103,6 +104,7 @@ urlpatterns = [
     path("models", models.models, name="models"),
     path("models/new", models.model_new, name="model_new"),
     path("models/<uuid:model_id>", models.model, name="model"),
+    path("capacity", capacity.capacity, name="capacity"),
     path("incidents", incidents.incidents, name="incidents"),
     path("incidents/<uuid:incident_id>", incidents.incident, name="incident"),
     path("incidents/<uuid:incident_id>/confirm", incidents.incident_confirm, name="incident_confirm"),

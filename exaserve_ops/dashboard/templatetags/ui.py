@@ -54,6 +54,14 @@ def byte_size(value: Any) -> str:  # noqa: ANN401 - see above
 
 
 @register.filter
+def sentence(value: Any) -> str:  # noqa: ANN401 - see above
+    """Write a phrase of the domain as a sentence."""
+    text = str(value or "").strip()
+    ended = text.endswith((".", "!", "?", ":"))
+    return f"{text[:1].upper()}{text[1:]}{'' if ended or not text else '.'}"
+
+
+@register.filter
 def count_words(value: Any) -> str:  # noqa: ANN401 - see above
     """Write a large count with a letter."""
     return wording.count_words(_or_missing(value))

@@ -6,6 +6,7 @@ The rules differ by engine and version, which is why sums that ignore them come 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from exaserve_ops.serving.domain.engine_launch import SGLANG, TORCH, EngineLaunch
 from exaserve_ops.serving.domain.reservation import margin_bytes
@@ -88,6 +89,11 @@ def default_share(launch: EngineLaunch) -> float:
     if not launch.version:
         return VLLM_SHARE_BY_VERSION[0][1]
     return next(share for since, share in VLLM_SHARE_BY_VERSION if launch.version >= since)
+
+
+def torch_budget(weights_bytes: int, kv_bytes: int) -> int:
+    """Memory to set aside for a replica of the built-in engine, so that it has so much KV memory."""
+    return ceil((weights_bytes + kv_bytes) / (1 - TORCH_OTHER_RATIO)) + 1
 
 
 def _told_pool(launch: EngineLaunch, facts: ClaimFacts) -> int | None:

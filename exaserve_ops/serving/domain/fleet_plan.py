@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor
 
-from exaserve_ops.serving.domain.engine_launch import SHARE_OPTION, EngineLaunch
+from exaserve_ops.serving.domain.engine_claims import torch_budget
+from exaserve_ops.serving.domain.engine_launch import SHARE_OPTION, TORCH, EngineLaunch
 from exaserve_ops.serving.domain.memory_fixes import Attempt, Fix, fixes
 from exaserve_ops.serving.domain.memory_plan import (
     NOT,
@@ -214,7 +215,9 @@ def _counted(
     if workload.sequences is None and workload.budget_bytes is None and launch.share_ratio is None:
         # Nothing says how little a replica may take: each has its accelerators to itself.
         per_group = unshared = shared = 1
-    per_group, memory, hint = _beside_one_another(workload, launch, kind, memory, per_group)
+    per_group, memory, hint = _beside_one_another(
+        replace(workload, launch=launch), kind, memory, most=per_group, each_bytes=each
+    )
     concurrency, told = _concurrency(workload)
     by_memory = ceil(concurrency / sequences) if concurrency is not None else None
     by_rate = _by_rate(workload)
@@ -241,9 +244,15 @@ def _counted(
 
 
 def _beside_one_another(
-    workload: Workload, launch: EngineLaunch, kind: NodeKind, memory: MemoryPlan, most: int
+    workload: Workload, kind: NodeKind, memory: MemoryPlan, *, most: int, each_bytes: int
 ) -> tuple[int, MemoryPlan, tuple[str, str] | None]:
-    """As many replicas as start beside one another, each with its share of the card, and the plan of one."""
+    """As many replicas as start beside one another, the plan of one, and what to set for it."""
+    launch = workload.launch
+    if launch.engine == TORCH and workload.sequences and workload.budget_bytes is None:
+        mix = SequenceMix(workload.load.mean_tokens, workload.sequences)
+        plan = plan_memory(workload.model, launch, kind.accelerator, mix, budget_bytes=each_bytes)
+        told = plan if isinstance(plan, MemoryPlan) else memory
+        return most, told, ("replica_memory_bytes", str(each_bytes))
     for count in range(most, 1, -1):
         hint = _share_hint(launch, count, kind.accelerator.total_bytes)
         if hint is None:
@@ -265,6 +274,8 @@ def _one_replica(workload: Workload, launch: EngineLaunch, memory: MemoryPlan) -
     told = workload.budget_bytes is not None or launch.share_ratio is not None
     if told or workload.sequences is None:
         return memory.claim.bytes, memory.sequences_at_mean
+    if launch.engine == TORCH:
+        return torch_budget(memory.weights_bytes, memory.wanted_kv_bytes), workload.sequences
     return memory.wanted_bytes, workload.sequences
 
 

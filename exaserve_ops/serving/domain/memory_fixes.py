@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from exaserve_ops.serving.domain.engine_claims import default_share
+from exaserve_ops.serving.domain.engine_claims import default_share, torch_budget
 from exaserve_ops.serving.domain.engine_launch import (
     LENGTH_OPTION,
     SEQUENCES_OPTION,
@@ -167,8 +167,7 @@ def _larger_share(attempt: Attempt) -> Iterator[_Candidate]:
 
 def _larger_budget(attempt: Attempt, plan: MemoryPlan) -> Iterator[_Candidate]:
     """Memory per replica that the built-in engine needs: a fifth of it is not for weights and KV."""
-    wanted = plan.weights_bytes + plan.wanted_kv_bytes + attempt.accelerator.band_bytes + 1
-    budget = -(-wanted * 5 // 4)
+    budget = torch_budget(plan.weights_bytes, plan.wanted_kv_bytes + attempt.accelerator.band_bytes)
     if attempt.budget_bytes is not None and budget > attempt.budget_bytes:
         yield _Candidate(
             "larger_budget",

@@ -1,0 +1,85 @@
+"""Capacity: what fits on an accelerator, and how many nodes a load needs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import urlencode
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
+from django.urls import reverse
+from django.views.decorators.http import require_safe
+
+from exaserve_ops.dashboard.access import requires
+from exaserve_ops.dashboard.capacity_forms import GIB, CapacityForm
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import InvalidInputError
+from exaserve_ops.serving.domain.fleet_plan import plan_fleet
+from exaserve_ops.serving.domain.memory_breakdown import breakdown
+from exaserve_ops.serving.domain.memory_plan import FITS, TIGHT
+from exaserve_ops.serving.domain.reference_points import ReferencePoint, reference_points
+from exaserve_ops.serving.selectors.capacity import workload_of
+
+_TONES = {FITS: "good", TIGHT: "warn"}
+
+
+@require_safe
+@requires("serving.view_model")
+def capacity(request: HttpRequest) -> HttpResponse:
+    """Show the question and, once it is asked, the answer. The address holds the whole question."""
+    form = CapacityForm(request.GET)
+    context: dict[str, Any] = {"title": "Capacity", "form": form, "examples": _examples()}
+    if form.is_bound and form.is_valid():
+        try:
+            context |= _answer(form)
+        except InvalidInputError as error:
+            name, _, option = error.field.partition(".")
+            form.add_error(name if name in form.fields else None, f"{option}: {error.message}".lstrip(": "))
+    return render(request, "capacity/page.html", context)
+
+
+def _answer(form: CapacityForm) -> dict[str, Any]:
+    kind, ask = form.node_kind(), form.ask()
+    fleet = plan_fleet([workload_of(ask, now=clock.now())], kind)
+    plan = fleet.workloads[0] if fleet.workloads else None
+    refusal = fleet.refusals[0] if fleet.refusals else None
+    memory = plan.memory if plan else refusal.memory if refusal else None
+    return {
+        "fleet": fleet,
+        "kind": kind,
+        "plan": plan,
+        "refusal": refusal,
+        "memory": memory,
+        "parts": breakdown(plan, kind.accelerator) if plan else (),
+        "tone": _TONES.get(memory.verdict if memory else "", "bad"),
+        "groups_per_node": max(1, kind.accelerators // plan.ways) if plan else 0,
+        "per_node": plan.per_group * (kind.accelerators // plan.ways) if plan else 0,
+        "fixes": plan.fixes if plan else refusal.fixes if refusal else (),
+    }
+
+
+def _examples() -> list[tuple[str, str, str]]:
+    """Names, words and addresses of the fleets that operators run."""
+    return [
+        (point.name, f"{point.replicas:,} replicas of {point.workload.model.name}", _address_of(point))
+        for point in reference_points()
+    ]
+
+
+def _address_of(point: ReferencePoint) -> str:
+    workload, load = point.workload, point.workload.load
+    query = {
+        "config": json.dumps(dict(workload.model.config)),
+        "weights_gib": f"{workload.model.weights_bytes / GIB:.6f}",
+        "engine": workload.launch.engine,
+        "memory_gib": point.kind.accelerator.total_bytes // GIB,
+        "per_node": point.kind.accelerators,
+        "prompt_tokens": load.prompt_tokens,
+        "output_tokens": load.output_tokens,
+        "limit_tokens": load.limit_tokens,
+        "requests_per_second": load.requests_per_second,
+        "seconds_per_request": workload.rates.seconds_per_request,
+        "sequences": workload.sequences,
+    }
+    return f"{reverse('capacity')}?{urlencode(query)}"
