@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import Count, Q, QuerySet
+from django.db.models.functions import Length
 from django.http import QueryDict
 
 from exaserve_ops.audit.models import Event
@@ -24,6 +25,8 @@ from exaserve_ops.telemetry.models import ReplicaMinute
 
 ACTIVE_SESSION_AGE = timedelta(minutes=15)
 HISTORY_ROWS = 20
+BY_NUMBER = (Length("name"), "name")
+"""Order of one deployment's replicas: 2 before 10."""
 LOAD_SECONDS = 10.0
 """What was reported longer ago is no longer shown as the load of now."""
 

@@ -1,5 +1,5 @@
 // Figures that the server describes (data-figure="address"): Plotly draws them in the theme's colours.
-import { loadPlotly, token } from "./plotly.js";
+import { loadPlotly, ownTask, token } from "./plotly.js";
 
 const RENEW_MS = 60000;
 
@@ -20,6 +20,7 @@ async function draw(element) {
 
 async function paint(element) {
   const Plotly = await loadPlotly();
+  await ownTask();
   const { data, layout } = element.figure;
   const soft = token("--ink-soft");
   const axis = { gridcolor: token("--line-soft"), zeroline: false, linecolor: token("--line-soft"), tickfont: { size: 12, color: soft }, fixedrange: true };

@@ -5,7 +5,7 @@ import { arrange, boxOf } from "./arrange.js";
 import { crossBox, fillBox, fit, fitTail, GAP_FROM_PIXELS, hatchPattern, inkOn, inner, levelOf, scaleOf, strokeBox, writeIn } from "./cellpaint.js";
 import { EMPTY_SLOT, MISSING, NOT_A_NUMBER, STALE, valueOf } from "./frames.js";
 import { ofUnit } from "./format.js";
-import { loadPlotly, token } from "./plotly.js";
+import { loadPlotly, ownTask, token } from "./plotly.js";
 
 const OUTLINED = new Set(["unreachable", "failed"]);
 const LABEL_PIXELS = 12;
@@ -36,6 +36,7 @@ export class HeatPicture {
     this.remembered = new Map();
     this.painted = null;
     this.levels = null;
+    this.plotted = null;
     this.width = 0;
     this.select.addEventListener("change", () => { this.remembered.clear(); this.arrange(); });
     // Its height follows its content, so only another width asks for another arrangement.
@@ -160,6 +161,7 @@ export class HeatPicture {
 
   async paintValues() {
     const Plotly = await loadPlotly();
+    if (this.plotted === null) await ownTask();
     if (!this.isReady || this.plan === null) return;
     const { plan } = this;
     const z = Array.from({ length: plan.tops.length - 1 }, () => new Array(plan.lefts.length - 1).fill(null));

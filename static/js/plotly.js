@@ -21,6 +21,15 @@ export function loadPlotly() {
   return loading;
 }
 
+// Plotly's own start takes most of a second of a phone, and first plots some more: each gets a task of its
+// own, so that taps and figures come in between.
+let lastTask = Promise.resolve();
+
+export function ownTask() {
+  lastTask = lastTask.then(() => new Promise((resolve) => { setTimeout(resolve); }));
+  return lastTask;
+}
+
 export function token(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }

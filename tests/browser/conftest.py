@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 import redis
 from django.db import connection
 from django.test import Client
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.fakes.live_fleet import PaperFleet
 from tests.fakes.world import make_user
@@ -25,7 +26,12 @@ CHROMIUM = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))),
     None,
 )
-_START_SECONDS = 20.0
+_START_SECONDS = 60.0
+"""A busy machine takes a while to import Django; what is waited for comes at once elsewhere."""
+WAIT_MS = 30_000
+_LIVE_TRY_MS = 4_000
+_LIVE_TRIES = 20
+expect.set_options(timeout=WAIT_MS)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -118,8 +124,29 @@ def page(browser: Browser, site: Site, complaints: Complaints) -> Iterator[Page]
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     context.add_cookies([{"name": "sessionid", "value": login.cookies["sessionid"].value, "url": site.url}])
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(WAIT_MS)
     page.on("console", lambda m: complaints.append(m.text) if m.type in {"error", "warning"} else None)
     page.on("pageerror", lambda error: complaints.append(str(error)))
     yield page
     context.close()
+
+
+def wait_until_live(page: Page, fleet: PaperFleet) -> None:
+    """Publish seconds, as controllers do, until the page shows one of them while it is fresh."""
+    for tries_left in reversed(range(_LIVE_TRIES)):
+        fleet.publish()
+        try:
+            expect(page.locator("[data-live]")).to_have_text(re.compile("live"), timeout=_LIVE_TRY_MS)
+        except AssertionError:
+            if not tries_left:
+                raise
+        else:
+            return
+
+
+def open_live(page: Page, site: Site, fleet: PaperFleet, path: str = "/") -> None:
+    """Open a page, and wait until its link is live; of the fleet page until the maps are drawn, too."""
+    page.goto(site.url + path)
+    wait_until_live(page, fleet)
+    if path == "/":
+        page.wait_for_selector("[data-map='1'] [data-plot] image")

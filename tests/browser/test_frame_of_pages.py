@@ -7,20 +7,13 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.browser.conftest import Complaints, Site
+from tests.browser.conftest import Complaints, Site, open_live
 from tests.fakes.live_fleet import PaperFleet
 
 pytestmark = pytest.mark.browser
 
 PHONE = {"width": 390, "height": 844}
 FIRST_MAP = "[data-map='1']"
-
-
-def _open(page: Page, site: Site, fleet: PaperFleet) -> None:
-    fleet.publish()
-    page.goto(site.url)
-    expect(page.locator("[data-live]")).to_have_text(re.compile("live"))
-    page.wait_for_selector(f"{FIRST_MAP} [data-plot] image")
 
 
 def _heights(page: Page) -> list[float]:
@@ -33,7 +26,7 @@ def test_a_phone_reaches_every_page_by_the_bar_or_its_sheet(
     page: Page, site: Site, fleet: PaperFleet, complaints: Complaints
 ) -> None:
     page.set_viewport_size({"width": PHONE["width"], "height": PHONE["height"]})
-    _open(page, site, fleet)
+    open_live(page, site, fleet)
     more = page.locator("[data-more]")
     shown = page.locator(".rail a.entry:visible, .rail [data-more]:visible")
     assert shown.count() == 5
@@ -57,7 +50,7 @@ def test_a_phone_reaches_every_page_by_the_bar_or_its_sheet(
 
 
 def test_the_bell_counts_live_and_leads_to_the_problems(page: Page, site: Site, fleet: PaperFleet) -> None:
-    _open(page, site, fleet)
+    open_live(page, site, fleet)
     count = page.locator("[data-problem-count]")
     expect(count).to_be_hidden()
     fleet.problems = 2
@@ -68,7 +61,7 @@ def test_the_bell_counts_live_and_leads_to_the_problems(page: Page, site: Site, 
 
 
 def test_a_page_whose_login_ended_becomes_the_login_page(page: Page, site: Site, fleet: PaperFleet) -> None:
-    _open(page, site, fleet)
+    open_live(page, site, fleet)
     page.context.clear_cookies()
     page.evaluate(
         "import('/static/js/live.js').then(({ liveLink }) => liveLink().lost({ code: 4401, reason: '' }))"
@@ -78,7 +71,7 @@ def test_a_page_whose_login_ended_becomes_the_login_page(page: Page, site: Site,
 
 
 def test_a_small_fleet_gets_large_cells_and_no_void(page: Page, site: Site, fleet: PaperFleet) -> None:
-    _open(page, site, fleet)
+    open_live(page, site, fleet)
     small = _heights(page)
     assert small[0] == small[1]
     stage = page.locator(f"{FIRST_MAP} [data-stage]").bounding_box()
@@ -117,7 +110,7 @@ def test_words_in_cells_are_readable_on_every_colour(page: Page, site: Site) -> 
 
 
 def test_frames_that_look_alike_are_painted_once(page: Page, site: Site, fleet: PaperFleet) -> None:
-    _open(page, site, fleet)
+    open_live(page, site, fleet)
     page.evaluate(
         """() => {
           window.painted = 0;

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 from playwright.sync_api import Page, expect
 
 from exaserve_ops.inventory.services import cordon_node
 from exaserve_ops.serving.services.replicas import create_replicas
-from tests.browser.conftest import Complaints, Site
+from tests.browser.conftest import Complaints, Site, open_live
 from tests.fakes.live_fleet import PaperFleet
 from tests.fakes.world import NOW, make_deployment, make_node
 
@@ -21,17 +19,11 @@ COUNT_RENEWALS = """() => {
 }"""
 
 
-def _open(page: Page, site: Site, fleet: PaperFleet, path: str) -> None:
-    fleet.publish()
-    page.goto(site.url + path)
-    expect(page.locator("[data-live]")).to_have_text(re.compile("live"))
-
-
 def test_a_deployments_page_shows_replicas_that_are_made_meanwhile(
     page: Page, site: Site, fleet: PaperFleet, complaints: Complaints
 ) -> None:
     deployment = make_deployment()
-    _open(page, site, fleet, f"/deployments/{deployment.pk}")
+    open_live(page, site, fleet, f"/deployments/{deployment.pk}")
     expect(page.locator("#listing")).to_contain_text("No replica exists")
     made = create_replicas(deployment.pk, 2, why="2 of 2", actor="test", now=NOW)
     expect(page.locator("#listing tbody tr")).to_have_count(2)
@@ -43,7 +35,7 @@ def test_what_somebody_is_busy_with_is_left_alone_while_the_rest_follows(
     page: Page, site: Site, fleet: PaperFleet
 ) -> None:
     node = make_node("gpu-7")
-    _open(page, site, fleet, f"/nodes/{node.pk}")
+    open_live(page, site, fleet, f"/nodes/{node.pk}")
     page.evaluate(COUNT_RENEWALS)
     page.locator("summary", has_text="Drain").click()
     why = page.locator("details[open] [name=reason]")
@@ -62,7 +54,7 @@ def test_a_search_goes_on_while_its_first_letters_are_looked_for(
 ) -> None:
     for name in ("gpu-1", "gpu-2", "cpu-1"):
         make_node(name)
-    _open(page, site, fleet, "/nodes")
+    open_live(page, site, fleet, "/nodes")
     field = page.locator(".filters [name=q]")
     field.click()
     page.keyboard.type("gp")

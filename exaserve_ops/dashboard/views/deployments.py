@@ -20,7 +20,13 @@ from exaserve_ops.dashboard.kept import KeptAnswers
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.plans import PlanPreview, plan_now, preview_deletion, preview_scale
 from exaserve_ops.dashboard.problems import title_state
-from exaserve_ops.dashboard.reading import active_sessions, history_of, replicas_with_places, with_loads
+from exaserve_ops.dashboard.reading import (
+    BY_NUMBER,
+    active_sessions,
+    history_of,
+    replicas_with_places,
+    with_loads,
+)
 from exaserve_ops.dashboard.simulation import simulated_replicas_of
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
@@ -93,7 +99,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         found.ready_count = found.kept_count = found.failed_count = 0
         found.standby_ready_count = found.standby_kept_count = 0
     _with_simulated([found])
-    replicas = replicas_with_places().filter(deployment=deployment_id).order_by("name")
+    replicas = replicas_with_places().filter(deployment=deployment_id).order_by(*BY_NUMBER)
     listing = list_page(
         request,
         replicas if request.GET.get("state") else replicas.exclude(status=states.STOPPED),

@@ -17,7 +17,13 @@ from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import title_state
-from exaserve_ops.dashboard.reading import history_of, load_of, replicas_with_places, with_loads
+from exaserve_ops.dashboard.reading import (
+    BY_NUMBER,
+    history_of,
+    load_of,
+    replicas_with_places,
+    with_loads,
+)
 from exaserve_ops.dashboard.simulation import KINDS
 from exaserve_ops.dashboard.wording import load_words
 from exaserve_ops.inventory.models import Node
@@ -51,7 +57,7 @@ _PANELS = (
 @requires("serving.view_replica")
 def replicas(request: HttpRequest) -> HttpResponse:
     """Show replicas; those that have stopped only where asked for."""
-    rows = replicas_with_places().order_by("deployment__name", "name")
+    rows = replicas_with_places().order_by("deployment__name", *BY_NUMBER)
     if not request.GET.get("state"):
         rows = rows.exclude(status=states.STOPPED)
     deployments = Deployment.objects.exclude(status=states.DELETED)
