@@ -67,6 +67,16 @@ const seen = setInterval(() => {
 }, 20);
 """
 _FORGET = "() => Object.assign(window.measured, { longest: 0, long: 0, blocked: 0 })"
+_COUNT_FRAMES = """() => {
+  const counted = { frames: 0, since: performance.now(), done: false };
+  const count = () => { if (!counted.done) { counted.frames += 1; requestAnimationFrame(count); } };
+  requestAnimationFrame(count);
+  window.counted = counted;
+}"""
+_FRAMES_A_SECOND = """() => {
+  window.counted.done = true;
+  return 1000 * window.counted.frames / (performance.now() - window.counted.since);
+}"""
 _FIRST_PAINT = (
     "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? null"  # in milliseconds
 )
@@ -265,11 +275,15 @@ def measure_fleet_page(viewer: Viewer, site: Site, idle_seconds: float) -> dict[
         "heap_before_mib": heap,
     }
     figures |= {f"idle_{name}": value for name, value in viewer.blocked().items()}
+    page.evaluate(_COUNT_FRAMES)
     _hover(page)
+    figures["hover_frames_per_second"] = round(page.evaluate(_FRAMES_A_SECOND), 1)
     figures |= {f"hover_{name}": value for name, value in viewer.blocked().items()}
+    page.evaluate(_COUNT_FRAMES)
     for step in (400, -400) * 10:
         page.mouse.wheel(0, step)
         page.wait_for_timeout(30)
+    figures["scroll_frames_per_second"] = round(page.evaluate(_FRAMES_A_SECOND), 1)
     return figures | {f"scroll_{name}": value for name, value in viewer.blocked().items()}
 
 
@@ -348,6 +362,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             viewer = _open(browser, site, "wide", "light")
+            print("in Chromium: the fleet page, the others, the fleet page on a phone", file=sys.stderr)
             figures["fleet"] = measure_fleet_page(viewer, site, arguments.seconds)
             pages = [n for n in site.paths if n != "fleet" and not n.startswith("rest")]
             figures["pages"] = measure_lists(viewer, site, pages)
