@@ -12,7 +12,7 @@ import redis.asyncio
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 
-from exaserve_ops.adapters.reports import describe_heartbeat, describe_pools
+from exaserve_ops.adapters.reports import describe_heartbeat, describe_kv
 from exaserve_ops.serving.domain.reports import LogLines
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry, NodeReport
 
@@ -109,19 +109,19 @@ class RedisLiveReader:
             return None
         return _describe_node(raw) if raw else None
 
-    def read_pools(self, node_id: str) -> dict[str, Any] | None:
-        """KV pools of a node as last reported, and when; `None` where nothing is known."""
+    def read_kv(self, node_id: str) -> dict[str, Any] | None:
+        """KV memory of a node as last reported, and when; `None` where nothing is known."""
         try:
             raw = cast("bytes | None", self._sync.hget(NODES_KEY, node_id))
         except redis.RedisError:
             return None
-        return _describe_pools(raw) if raw else None
+        return _describe_kv(raw) if raw else None
 
-    async def fetch_pools(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+    async def fetch_kv(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
         """The same of many nodes, in one round trip; without those of which nothing is known."""
         ids = list(node_ids)
         raws = cast("list[bytes | None]", await self._async.hmget(NODES_KEY, ids))
-        return {node_id: _describe_pools(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
+        return {node_id: _describe_kv(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
 
     def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
         """Last telemetry of many nodes, in one round trip; without those that have none."""
@@ -157,9 +157,9 @@ def _describe_node(raw: bytes) -> dict[str, Any]:
     return {"received_at": received_at, "sequence": sequence, **describe_heartbeat(heartbeat)}
 
 
-def _describe_pools(raw: bytes) -> dict[str, Any]:
+def _describe_kv(raw: bytes) -> dict[str, Any]:
     received_at, sequence, heartbeat = _node_decoder.decode(raw)
-    return {"received_at": received_at, "sequence": sequence, "pools": describe_pools(heartbeat)}
+    return {"received_at": received_at, "sequence": sequence, **describe_kv(heartbeat)}
 
 
 def _hint(group: str, message: dict[str, Any]) -> None:

@@ -140,9 +140,35 @@ def describe_heartbeat(encoded: bytes) -> dict[str, Any]:
     }
 
 
-def describe_pools(encoded: bytes) -> list[dict[str, Any]]:
-    """What a heartbeat says of its node's KV pools, maps unpacked, as plain values for pages and REST."""
-    return [_describe_pool(pool) for pool in _heartbeat_decoder.decode(encoded).kv_pools]
+def describe_kv(encoded: bytes) -> dict[str, Any]:
+    """What a heartbeat says of its node's KV memory, as plain values for pages and REST.
+
+    `pools` with their maps unpacked, and `replicas` with what their engines say, by id.
+    """
+    beat = _heartbeat_decoder.decode(encoded)
+    return {
+        "pools": [_describe_pool(pool) for pool in beat.kv_pools],
+        "replicas": {
+            seen.replica_id: _describe_kv_load(seen.telemetry)
+            for seen in beat.replicas
+            if seen.telemetry is not None
+        },
+    }
+
+
+def _describe_kv_load(load: v1.ReplicaTelemetry) -> dict[str, Any]:
+    return {
+        "total_blocks": load.kv_total_blocks,
+        "used_ratio": load.kv_used_ratio,
+        "block_tokens": load.kv_block_tokens,
+        "hit_ratio": load.prefix_hit_ratio,
+        "query_tokens_total": load.prefix_query_tokens_total,
+        "hit_tokens_total": load.prefix_hit_tokens_total,
+        "miss_tokens_total": load.prefix_miss_tokens_total,
+        "tiers": [msgspec.structs.asdict(tier) for tier in load.kv_tiers],
+        "swaps": None if load.kv_swaps is None else msgspec.structs.asdict(load.kv_swaps),
+        "thrash_reason": load.kv_thrash_reason,
+    }
 
 
 def _describe_pool(pool: kv_pools.KvPool) -> dict[str, Any]:
@@ -159,7 +185,9 @@ def _describe_pool(pool: kv_pools.KvPool) -> dict[str, Any]:
             | {"borrowed_blocks": member.borrowed_blocks, "lent_blocks": member.lent_blocks}
             for member in pool.members
         ],
-        "cells": cells,
+        "cells": [
+            (cell.owner, round(cell.live_ratio, 2), round(cell.cached_ratio, 2), cell.age) for cell in cells
+        ],
     }
 
 

@@ -16,6 +16,10 @@ class ReplicaLoads(Protocol):
         """Last telemetry of a node and its replicas; `None` where there is none or the store is away."""
         ...
 
+    def read_kv(self, node_id: str) -> dict[str, Any] | None:
+        """KV memory of a node; `None` where nothing is known or the store is away."""
+        ...
+
 
 class StoreUsers(Protocol):
     """Users of nodes in Redis."""

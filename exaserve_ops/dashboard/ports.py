@@ -34,6 +34,14 @@ class LiveReader(Protocol):
         """The same for many nodes at once; without those that have reported nothing."""
         ...
 
+    def read_kv(self, node_id: str) -> dict[str, Any] | None:
+        """KV memory of a node: `received_at`, `sequence`, `pools`, and `replicas` by id."""
+        ...
+
+    async def fetch_kv(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """The same of many nodes at once; without those that have reported nothing."""
+        ...
+
     def read_layout(self) -> bytes | None:
         """Newest heatmap layout: JSON text with `version`, `statuses`, `metrics`, `rows`, `columns`."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -13,6 +14,8 @@ from exaserve_ops.sessions.models import InferenceSession
 
 ACTIVE_FOR = timedelta(minutes=10)
 """A session counts as live for so long after its last turn."""
+_MOVED = ("repinned", "retry")
+"""What gateways give as the reason of such a turn."""
 
 
 def sessions_with_replica() -> QuerySet[InferenceSession]:
@@ -40,3 +43,9 @@ def replicas_of_timeline(session: InferenceSession) -> dict[str, Replica]:
     ids = {turn.replica_id for turn in read_turns(session.latest_turns)}
     ids |= {stay.replica_id for stay in read_stays(session.stays)}
     return {str(replica.pk): replica for replica in Replica.objects.filter(pk__in=ids - {""})}
+
+
+def count_moved_sessions(replica_ids: Collection[UUID], *, since: datetime) -> int:
+    """Sessions whose last turn went to one of these replicas although another one held their prefix."""
+    rows = InferenceSession.objects.filter(replica__in=replica_ids, last_turn_at__gte=since)
+    return rows.filter(last_why__in=_MOVED).count()

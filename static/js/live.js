@@ -1,7 +1,7 @@
 // The one socket of a page: frames, summaries and events, with reconnection.
 //
 // Events on the link: "layout" (detail: layout), "frame" (decoded frame), "summary", "events" (array),
-// "status" ({level, text, reason}). Nothing is built from deltas: each frame is whole, and after a gap
+// "kv" (KV memory of the node that `watchKv` named), "status" ({level, text, reason}). Nothing is built from deltas: each frame is whole, and after a gap
 // in the numbers everything is asked for again.
 import { decodeFrame } from "./frames.js";
 import { seconds } from "./format.js";
@@ -37,6 +37,7 @@ export class LiveLink extends EventTarget {
     this.seen = new Set();
     this.clockOffset = 0;
     this.lastResync = -Infinity;
+    this.watchedNode = null;
     this.everOpen = false;
     this.closedReason = "";
     this.socket = null;
@@ -99,6 +100,7 @@ export class LiveLink extends EventTarget {
     else if (message.kind === "layout") this.fetchLayout(message.version);
     else if (message.kind === "summary") this.emit("summary", message.summary);
     else if (message.kind === "events") this.receiveEvents(message);
+    else if (message.kind === "kv") this.emit("kv", message);
   }
 
   receiveHello(message) {
@@ -106,7 +108,19 @@ export class LiveLink extends EventTarget {
     this.everOpen = true;
     this.clockOffset = message.now - Date.now() / 1000;
     if (this.lastEventId === null) this.lastEventId = message.last_event_id;
+    this.askForKv();
     this.say();
+  }
+
+  // Have the KV memory of a node sent along, over each connection from now on.
+  watchKv(nodeId) {
+    this.watchedNode = nodeId;
+    this.askForKv();
+  }
+
+  askForKv() {
+    if (this.watchedNode === null || this.socket?.readyState !== WebSocket.OPEN) return;
+    this.socket.send(JSON.stringify({ kind: "watch_kv", node: this.watchedNode }));
   }
 
   receiveFrame(buffer) {

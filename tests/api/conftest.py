@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -26,9 +26,13 @@ class Telemetry:
     """Stands in for the live store: what was put in comes out."""
 
     nodes: dict[str, dict[str, Any]]
+    kv: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         return self.nodes.get(node_id)
+
+    def read_kv(self, node_id: str) -> dict[str, Any] | None:
+        return self.kv.get(node_id)
 
 
 @pytest.fixture(autouse=True)

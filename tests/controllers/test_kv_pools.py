@@ -121,7 +121,7 @@ def test_live_store_hands_pools_out_with_their_map(
     beat(leader, node, replica)
     leader.live.step()
     reader = RedisLiveReader(settings.ENV.redis_url)
-    found = reader.read_pools(node.node_id)
+    found = reader.read_kv(node.node_id)
     assert found is not None
     [pool] = found["pools"]
     assert (pool["capacity_blocks"], pool["members"][0]["replica_id"]) == (64, str(replica.pk))

@@ -34,6 +34,7 @@ class MemoryReader:
     summary: bytes | None = None
     layout: bytes | None = None
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
+    kv: dict[str, dict[str, Any]] = field(default_factory=dict)
     log: list[LogEntry] = field(default_factory=list)
     frame_reads: int = 0
 
@@ -55,6 +56,12 @@ class MemoryReader:
 
     def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
         return {node_id: self.nodes[node_id] for node_id in node_ids if node_id in self.nodes}
+
+    def read_kv(self, node_id: str) -> dict[str, Any] | None:
+        return self.kv.get(node_id)
+
+    async def fetch_kv(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        return {node_id: self.kv[node_id] for node_id in node_ids if node_id in self.kv}
 
     def read_layout(self) -> bytes | None:
         return self.layout

@@ -388,3 +388,43 @@ async def test_viewers_that_come_and_go_leave_nothing_behind_in_redis(
         async with opened("/ws/live/", user) as socket:
             await until(socket, "frame")
     assert redis_client.dbsize() == 0
+
+
+def kv_of(sequence: int) -> dict[str, Any]:
+    return {"received_at": 9.0, "sequence": sequence, "pools": [{"pool_id": str(sequence)}], "replicas": {}}
+
+
+async def test_kv_memory_of_a_node_is_sent_to_those_who_watch_it_and_only_when_it_is_new(
+    user: User, reader: MemoryReader
+) -> None:
+    node_id = str(uuid4())
+    reader.kv[node_id] = kv_of(1)
+    fleet = PaperFleet(client=None)  # type: ignore[arg-type]  # nothing is published
+    async with opened("/ws/live/", user) as watcher, opened("/ws/live/", user) as other:
+        for nonsense in ("{", "[]", '{"kind": "watch_kv"}', '{"kind": "watch_kv", "node": "x"}'):
+            await watcher.send_input({"type": "websocket.receive", "text": nonsense})
+        ask = json.dumps({"kind": "watch_kv", "node": node_id})
+        await watcher.send_input({"type": "websocket.receive", "text": ask})
+        first = await until(watcher, "kv")
+        assert (first["node"], first["pools"]) == (node_id, [{"pool_id": "1"}])
+        reader.kv[node_id] = kv_of(2)
+        kinds = await kinds_until_frame(watcher, reader, fleet)
+        assert kinds.count("kv") == 1
+        assert "kv" not in await kinds_until_frame(watcher, reader, fleet), "it was not reported anew"
+        assert "kv" not in await kinds_until_frame(other, reader, fleet)
+
+
+async def kinds_until_frame(socket: SocketClient, reader: MemoryReader, fleet: PaperFleet) -> list[str]:
+    """Kinds of the messages that come with the next two frames, so that what belongs to one is there."""
+    kinds: list[str] = []
+    for _ in range(2):
+        reader.show(fleet.picture())
+        await get_channel_layer().group_send("live", {"type": "live.frame", "sequence": fleet.sequence})
+        async with asyncio.timeout(DEADLINE_SECONDS):
+            while True:
+                message = await socket.receive_output(DEADLINE_SECONDS)
+                if message.get("bytes"):
+                    break
+                if message.get("text"):
+                    kinds.append(json.loads(message["text"])["kind"])
+    return kinds

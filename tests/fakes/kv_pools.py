@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
+from exaserve_ops.adapters.reports import describe_kv
+from workers.protocol import v1
 from workers.protocol.kv_pools import KvPool, KvPoolMember, MapCell, pack_map
 
 _POOL_FIELDS = ("damaged_blocks", "reclaimed_extents", "free_blocks", "fragmentation_ratio", "map")
@@ -26,6 +31,53 @@ def pool_of(replica_id: str, **facts: Any) -> KvPool:
         "map": pack_map([MapCell(1, 1.0, 0.0, 1), MapCell(1, 0.25, 0.25, 2), MapCell(0), MapCell(0)]),
     }
     return KvPool(**(fields | pool))
+
+
+Loads = Mapping[str, v1.ReplicaTelemetry]
+
+
+def beat_with(*pools: KvPool, loads: Loads | None = None, sequence: int = 1) -> bytes:
+    """A heartbeat as its agent encoded it; `loads` by replica id."""
+    beat = v1.Heartbeat(
+        node_id="n", boot_id="b", lease_epoch=1, sequence=sequence, sent_at_seconds=0.0, applied_revision=1,
+        liveness=v1.AgentLiveness(),
+        replicas=tuple(
+            v1.ReplicaObserved(
+                replica_id=name, generation=1, state=v1.ObservedState.READY, telemetry=load
+            )
+            for name, load in (loads or {}).items()
+        ),
+        kv_pools=pools,
+    )  # fmt: skip
+    return msgspec.msgpack.encode(beat)
+
+
+def told_by(*pools: KvPool, loads: Loads | None = None) -> dict[str, Any]:
+    """The same as pages and REST read it."""
+    return {"received_at": 9.0, "sequence": 1, **describe_kv(beat_with(*pools, loads=loads))}
+
+
+def load_of(**facts: Any) -> v1.ReplicaTelemetry:
+    """What an engine with tiers says."""
+    fields: dict[str, Any] = {
+        "window_seconds": 10.0,
+        "kv_total_blocks": 64,
+        "kv_used_ratio": 0.5,
+        "kv_block_tokens": 16,
+        "prefix_hit_ratio": 0.75,
+        "prefix_query_tokens_total": 1000.0,
+        "prefix_hit_tokens_total": 600.0,
+        "prefix_miss_tokens_total": {
+            "no_shared_prefix": 250.0, "shorter_than_a_block": 50.0, "evicted": 100.0
+        },
+        "kv_tiers": (
+            v1.KvTier(name="accelerator", used_blocks=24, capacity_blocks=64),
+            v1.KvTier(name="host", used_blocks=96, capacity_blocks=128),
+            v1.KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="the disk is full"),
+        ),
+        "kv_swaps": v1.KvSwaps(blocks_in=12, blocks_out=34, fetch_waits=5, checksum_failures=1),
+    }  # fmt: skip
+    return v1.ReplicaTelemetry(**(fields | facts))
 
 
 def member_of(replica_id: str, **facts: Any) -> KvPoolMember:

@@ -17,7 +17,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain.lifecycle import READY, REPLICA
 from exaserve_ops.telemetry.domain.frame_encoding import Cell, encode_frame
 from exaserve_ops.telemetry.domain.frames import METRICS
-from exaserve_ops.telemetry.domain.pictures import LivePicture
+from exaserve_ops.telemetry.domain.pictures import LivePicture, NodeReport
 
 ValueOf = Callable[[int], float | None]
 
@@ -33,6 +33,8 @@ class PaperFleet:
     sequence: int = 0
     problems: int = 0
     replica_ids: dict[int, str] = field(default_factory=dict)
+    reports: dict[str, NodeReport] = field(default_factory=dict)
+    """Heartbeats that are published with the next picture, by node."""
 
     def reshape(self, rows: int, columns: int) -> None:
         """Give the fleet another shape: a new layout."""
@@ -54,6 +56,7 @@ class PaperFleet:
                 built_at_seconds=clock.unix_seconds(),
             ),
             summary=json.dumps(self._summary()).encode(),
+            nodes=dict(self.reports),
         )
 
     def publish(self, value_of: ValueOf = lambda _cell: 0.5, *, status: str = READY) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import ClassVar
+from typing import Any, ClassVar
 from uuid import UUID
 
 from django.db.models import QuerySet
-from drf_spectacular.utils import extend_schema
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import status
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from exaserve_ops.api.filters import AcceleratorFilter, JoinTokenFilter, NodeFilter
+from exaserve_ops.api.filters import AcceleratorFilter, JoinTokenFilter, NodeFilter, check_parameters
 from exaserve_ops.api.idempotency import acts_once, acts_once_with_secret
+from exaserve_ops.api.ports import replica_loads
 from exaserve_ops.api.serializers.inventory import (
     AcceleratorSerializer,
     DrainRequestSerializer,
@@ -25,6 +28,7 @@ from exaserve_ops.api.serializers.inventory import (
     NodeDetailSerializer,
     NodeSerializer,
 )
+from exaserve_ops.api.serializers.kv import KvLimitsRequestSerializer, NodeKvSerializer
 from exaserve_ops.api.serializers.strict import NoBodySerializer, ReasonSerializer
 from exaserve_ops.api.views.base import OpsViewSet, ReadableViewSet, without_store
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
@@ -34,7 +38,14 @@ from exaserve_ops.inventory.services.drain import drain_node, undrain_node
 from exaserve_ops.inventory.services.leftovers import ask_process_end
 from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
+from exaserve_ops.serving.services.kv_pools import ask_kv_limits
 from exaserve_ops.serving.services.replicas import retire_lost_node
+
+_CELL = ("owner", "live_ratio", "cached_ratio", "age")
+_KV_FILTERS = [
+    OpenApiParameter("replica", OpenApiTypes.UUID, description="Only the pools and figures of this replica."),
+    OpenApiParameter("pool", OpenApiTypes.STR, description="Only the pool of this id, and its replicas."),
+]
 
 
 class NodeViewSet(ReadableViewSet[Node]):
@@ -53,6 +64,8 @@ class NodeViewSet(ReadableViewSet[Node]):
         "undrain": "inventory.change_node",
         "retire": "inventory.delete_node",
         "end_process": "inventory.end_process",
+        "kv_pool": "inventory.view_node",
+        "kv_limits": "serving.change_replica",
     }
 
     def get_queryset(self) -> QuerySet[Node]:
@@ -120,6 +133,45 @@ class NodeViewSet(ReadableViewSet[Node]):
         body = self.read_body(EndProcessRequestSerializer)
         ask_process_end(self.get_object().pk, **body, actor=self.actor, now=clock.now())
         return Response(NodeSerializer(self.get_object()).data, status=status.HTTP_202_ACCEPTED)
+
+    @extend_schema(parameters=_KV_FILTERS, responses=NodeKvSerializer)
+    @action(detail=True, methods=["get"], url_path="kv-pool")
+    def kv_pool(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """KV memory of the node as last reported: pools with their map, and what the engines say of it."""
+        check_parameters(request.query_params, [p.name for p in _KV_FILTERS], ())
+        node = self.get_object()
+        return Response(_kv_of(node, request.query_params.dict()))
+
+    @extend_schema(request=KvLimitsRequestSerializer, responses={202: NodeSerializer})
+    @action(detail=True, methods=["post"], url_path="kv-pool/limits")
+    @acts_once
+    def kv_limits(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Ask the agent for other limits of a replica in its KV pool; its answer is in the history."""
+        body = self.read_body(KvLimitsRequestSerializer)
+        ask_kv_limits(self.get_object().pk, body.pop("replica"), **body, actor=self.actor, now=clock.now())
+        return Response(NodeSerializer(self.get_object()).data, status=status.HTTP_202_ACCEPTED)
+
+
+def _kv_of(node: Node, chosen: Mapping[str, str]) -> Any:  # noqa: ANN401 - as serializers give it
+    told = replica_loads().read_kv(str(node.pk)) or {"received_at": None, "pools": [], "replicas": {}}
+    replica, pool_id = chosen.get("replica", ""), chosen.get("pool", "")
+    pools = [
+        pool | {"cells": [dict(zip(_CELL, cell, strict=True)) for cell in pool["cells"]]}
+        for pool in told["pools"]
+        if pool_id in {"", pool["pool_id"]}
+        and (not replica or any(member["replica_id"] == replica for member in pool["members"]))
+    ]
+    loads = {key: load for key, load in told["replicas"].items() if replica in {"", key}}
+    if pool_id:
+        pooled = {member["replica_id"] for pool in pools for member in pool["members"]}
+        loads = {key: load for key, load in loads.items() if key in pooled}
+    body = {
+        "received_at": told["received_at"],
+        "simulated": node.simulated,
+        "pools": pools,
+        "replicas": [{"replica_id": key, **load} for key, load in sorted(loads.items())],
+    }
+    return NodeKvSerializer(body).data
 
 
 class AcceleratorViewSet(ReadableViewSet[Accelerator]):

@@ -36,6 +36,10 @@ class LiveFeed:
 
     def __init__(self) -> None:
         self._mailboxes: set[Mailbox] = set()
+        self._watched_nodes: dict[Mailbox, str] = {}
+        """The node whose KV memory a page shows, for those that show one."""
+        self._kv: dict[str, tuple[float | None, int]] = {}
+        """When and as which the newest of each watched node was reported."""
         self._tasks: list[asyncio.Task[None]] = []
         self._starting = asyncio.Lock()
         self._frame: bytes | None = None
@@ -66,6 +70,7 @@ class LiveFeed:
         """Stop handing anything over; the last one to leave stops the reader."""
         async with self._starting:
             self._mailboxes.discard(mailbox)
+            self._watched_nodes.pop(mailbox, None)
             if not self._mailboxes:
                 tasks, self._tasks = self._tasks, []
                 await end(*tasks)
@@ -78,6 +83,12 @@ class LiveFeed:
             mailbox.put("summary", _summary_message(self._summary))
         if self._frame is not None:
             mailbox.put("frame", self._frame)
+
+    async def watch_node(self, mailbox: Mailbox, node_id: str) -> None:
+        """Hand the KV memory of a node to a mailbox, now and whenever it was reported anew."""
+        self._watched_nodes[mailbox] = node_id
+        self._kv.pop(node_id, None)
+        await self._refresh_kv()
 
     async def _listen(self) -> None:
         """Turn hints into flags: a burst of hints becomes one read."""
@@ -115,6 +126,23 @@ class LiveFeed:
         if summary is not None and summary != self._summary:
             self._summary = summary
             self._put_everywhere("summary", _summary_message(summary))
+        await self._refresh_kv()
+
+    async def _refresh_kv(self) -> None:
+        """One read for all nodes that anybody here looks at; what was not reported anew is not sent."""
+        watched = set(self._watched_nodes.values())
+        self._kv = {node_id: seen for node_id, seen in self._kv.items() if node_id in watched}
+        if not watched:
+            return
+        for node_id, told in (await live_reader().fetch_kv(watched)).items():
+            seen = (told["received_at"], told["sequence"])
+            if self._kv.get(node_id) == seen:
+                continue
+            self._kv[node_id] = seen
+            message = _kv_message(node_id, told)
+            for mailbox, watched_id in self._watched_nodes.items():
+                if watched_id == node_id:
+                    mailbox.put("kv", message)
 
     def _hand_out_frame(self, frame: bytes) -> None:
         try:
@@ -177,6 +205,11 @@ def _layout_message(version: int) -> str:
 
 def _summary_message(summary: bytes) -> str:
     return f'{{"kind":"summary","summary":{summary.decode()}}}'
+
+
+def _kv_message(node_id: str, told: dict[str, Any]) -> str:
+    body = {"kind": "kv", "node": node_id, "received_at": told["received_at"], "pools": told["pools"]}
+    return json.dumps(body, separators=(",", ":"))
 
 
 def _newest_event_id() -> int:

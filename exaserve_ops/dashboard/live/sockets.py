@@ -106,13 +106,16 @@ async def _deliver(wire: Wire, mailbox: Mailbox) -> None:
 
 
 async def _read_requests(receive: Receive, mailbox: Mailbox) -> None:
-    """Answer `{"kind": "resync"}` until the client leaves."""
+    """Answer `{"kind": "resync"}` and `{"kind": "watch_kv", "node": <id>}` until the client leaves."""
     while True:
         message = await receive()
         if message["type"] == "websocket.disconnect":
             return
-        if _kind_of(message) == "resync":
+        body = _body_of(message)
+        if body.get("kind") == "resync":
             feed_of_this_loop().resend(mailbox)
+        elif body.get("kind") == "watch_kv" and (node_id := _uuid_of(body.get("node"))):
+            await feed_of_this_loop().watch_node(mailbox, node_id)
 
 
 class _Tails:
@@ -154,9 +157,17 @@ def _query(scope: dict[str, Any], name: str) -> str:
     return parse_qs(query.decode("latin-1")).get(name, [""])[-1]
 
 
-def _kind_of(message: dict[str, Any]) -> str:
+def _body_of(message: dict[str, Any]) -> dict[str, Any]:
     try:
         body = json.loads(message.get("text") or "{}")
     except json.JSONDecodeError:
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def _uuid_of(value: object) -> str:
+    """An id as the store writes it; empty for anything else."""
+    try:
+        return str(UUID(str(value)))
+    except ValueError:
         return ""
-    return str(body.get("kind", "")) if isinstance(body, dict) else ""

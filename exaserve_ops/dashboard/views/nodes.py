@@ -29,6 +29,7 @@ from exaserve_ops.dashboard.reading import (
     replicas_with_places,
 )
 from exaserve_ops.dashboard.simulation import KINDS
+from exaserve_ops.dashboard.views.kv import kv_context
 from exaserve_ops.inventory.domain.liveness import DEAD, NODE_LIVENESS, RETIRED, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, FailureDomain, Node
 from exaserve_ops.inventory.selectors import installation_of_node, rack_of
@@ -107,6 +108,7 @@ def node(request: HttpRequest, node_id: UUID) -> HttpResponse:
         "events": history_of("node", node_id),
         "installation": installation_of_node(node_id),
         "drain": drain_of(found),
+        **kv_context(found),
     }
     return render(request, "nodes/page.html", context)
 
