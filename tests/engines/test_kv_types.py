@@ -66,6 +66,19 @@ def test_zeros_and_outliers_spoil_nothing() -> None:
     assert torch.allclose(back[0], vectors[0], rtol=0.07, atol=1e-3), "a vector has a scale of its own"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("magnitude", [1e-6, 1.0, 200.0])
+def test_short_floats_come_back_as_exactly(dtype: torch.dtype, magnitude: float) -> None:
+    vectors = (noise(100, 64) * magnitude).to(dtype)
+    vectors[7] = 0
+    back = dequantize(*quantize(vectors), dtype).float()
+    largest = vectors.float().abs().amax(dim=-1, keepdim=True)
+    bound = (vectors.float().abs() / 15).maximum(largest / 448 / 100)
+    assert torch.isfinite(back).all()
+    # float16 has no more digits than steps of 6e-8 for what is near zero.
+    assert ((back - vectors.float()).abs() <= bound + 6e-8).all()
+
+
 def test_all_codes_are_read_on_a_cpu_as_torch_reads_them() -> None:
     codes = torch.arange(256, dtype=torch.uint8).view(FP8)[None]
     is_number = torch.isfinite(codes.float())

@@ -44,5 +44,6 @@ def _check_same(hello: Hello, memory: SharedMemory) -> None:
 
 def _memory_of(device: torch.device) -> SharedMemory:
     if device.type == "cuda":
+        torch.cuda.init()  # before its first tensor: one that lies over foreign memory would not do it
         return CudaMemory(CudaDriver(), device.index or 0)
     return HostMemory()

@@ -78,18 +78,21 @@ def quantize(vectors: Tensor) -> tuple[Tensor, Tensor]:
     What comes back differs from a vector by at most a sixteenth of each element, or by a 1000th part of
     the vector's 448th for elements near zero.
     """
+    vectors = vectors.float()  # a small scale would be zero in float16
     largest = vectors.abs().amax(dim=-1, keepdim=True)
     scales = (largest / _LARGEST_CODE).clamp_(min=_SMALLEST_SCALE).to(SCALE)
     # The scale may have been rounded down, and a value beyond the largest code would become NaN.
-    codes = (vectors / scales.to(vectors.dtype)).clamp_(-_LARGEST_CODE, _LARGEST_CODE).to(FP8)
+    codes = (vectors / scales.float()).clamp_(-_LARGEST_CODE, _LARGEST_CODE).to(FP8)
     return codes, scales.squeeze(-1)
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the vectors of codes `[..., size]` and scales `[...]`."""
+    # A scale of tiny vectors is zero in float16, whose range is the shortest.
+    wide = torch.float32 if dtype == torch.float16 else dtype
     if codes.device.type == "cpu":
         # Moved bit by bit into float16, which has the same digits: eight times as fast as torch's own way.
         shifted = codes.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(-0x4001)
-        values = shifted.view(torch.float16).to(dtype)
-        return values.mul_((scales.to(dtype) * _HALF_BITS_TO_VALUE).unsqueeze(-1))
-    return codes.to(dtype).mul_(scales.to(dtype).unsqueeze(-1))
+        values = shifted.view(torch.float16).to(wide)
+        return values.mul_((scales.to(wide) * _HALF_BITS_TO_VALUE).unsqueeze(-1)).to(dtype)
+    return codes.to(wide).mul_(scales.to(wide).unsqueeze(-1)).to(dtype)
