@@ -254,6 +254,7 @@ def _accelerator(found: v1.AcceleratorInfo, *, split: bool) -> AcceleratorFacts:
         pcie_generation_now=found.pcie_generation_now,
         pcie_width_now=found.pcie_width_now,
         unreadable=found.unreadable,
+        shares_memory=found.shares_memory,
     )
 
 

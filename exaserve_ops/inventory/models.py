@@ -144,6 +144,9 @@ class Accelerator(models.Model):
         blank=True,
         help_text="Of these facts, what the vendor's tool could not tell; a 0 there is no 0.",
     )
+    shares_memory = models.BooleanField(
+        default=False, help_text="Replicas with the same weights hold them on it once; a CPU's do anyway."
+    )
     quarantined_at = models.DateTimeField(
         null=True, blank=True, help_text="Nothing is placed on it since then; a person lifts this."
     )

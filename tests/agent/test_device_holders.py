@@ -87,6 +87,26 @@ def test_launch_waits_for_a_holder_that_sees_its_device_alone(holders: DeviceHol
     assert f"--accelerator={GPU}" in process.cmdline()
 
 
+def test_card_is_told_as_shared_once_its_holder_answers(holders: DeviceHolders, clock: Clock) -> None:
+    holders.find(GPU, SEES, now=clock.tick())
+    assert holders.sharing() == frozenset()
+    wait_answers(holders, clock)
+    assert holders.sharing() == {GPU}
+
+
+def test_card_with_a_replica_that_went_without_is_not_told_as_shared(
+    holders: DeviceHolders, clock: Clock
+) -> None:
+    holders.memory = "no such kind"
+    wait_for(lambda: holders.find(GPU, SEES, now=clock.tick()) is HolderState.NONE, "the launch goes without")
+    holders.memory = "host"
+    clock.tick(3600.0)
+    wait_answers(holders, clock)
+    assert holders.sharing() == frozenset(), "one replica has weights of its own, which nobody counted"
+    holders.tend((), now=clock.tick())
+    assert holders.sharing() == {GPU}, "and that one is gone"
+
+
 def test_next_agent_adopts_it(holders: DeviceHolders, folder: Path, tmp_path: Path, clock: Clock) -> None:
     pid = wait_answers(holders, clock)
     second = DeviceHolders(folder, tmp_path / "logs", memory="host")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -28,7 +29,7 @@ from exaserve_ops.serving.domain.placement import (
     choose_placement,
     reserve,
 )
-from exaserve_ops.serving.domain.reservation import Holding, Terms, margin_bytes, tally
+from exaserve_ops.serving.domain.reservation import AcceleratorSize, Holding, Terms, margin_bytes, tally
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.domain.terms import terms_of
 
@@ -72,7 +73,7 @@ def nodes(draw: st.DrawFn, index: int) -> NodeRoom:
         if sort == "cpu":
             rooms.append(card(f"CPU-{name}", draw(st.integers(0, 64)), kind="cpu"))
         else:
-            rooms.append(card(f"GPU-{name}", 80, split=sort != "whole"))
+            rooms.append(card(f"GPU-{name}", 80, split=sort != "whole", shares_memory=draw(st.booleans())))
         if sort == "cut":
             cut = draw(st.lists(st.sampled_from(SLICES), max_size=3))
             rooms += [part(f"MIG-{name}-{i}", profile, f"GPU-{name}") for i, profile in enumerate(cut)]
@@ -90,7 +91,8 @@ def terms(draw: st.DrawFn, needed: int, mps: MpsShare | None) -> Terms:
     sort = draw(st.sampled_from(["plain", "shared", "claims"]))
     if sort == "shared":
         copy_bytes = draw(st.integers(0, needed))
-        return Terms(f"{draw(st.sampled_from('ab'))}/{copy_bytes}", copy_bytes, mps=mps)
+        name = f"{draw(st.sampled_from('ab'))}/{copy_bytes}"
+        return Terms(name, copy_bytes, f"card {name}", copy_bytes, mps=mps)
     return Terms(claimed_millionths=draw(st.integers(1, 1_000_000)) if sort == "claims" else 0, mps=mps)
 
 
@@ -119,8 +121,8 @@ def holdings_of(request: PlacementRequest, choice: Placement) -> list[Holding]:
     return [Holding(uuid, request.bytes_each, request.terms) for uuid in choice.accelerator_uuids]
 
 
-def sizes_of(fleet: Iterable[NodeRoom]) -> dict[str, tuple[str, int]]:
-    return {a.uuid: (a.kind, a.memory_bytes) for room in fleet for a in room.accelerators}
+def sizes_of(fleet: Iterable[NodeRoom]) -> dict[str, AcceleratorSize]:
+    return {a.uuid: a.size for room in fleet for a in room.accelerators}
 
 
 @settings(deadline=None)
@@ -187,7 +189,7 @@ def test_shared_weights_count_once_until_the_last_sharer_leaves(
         Holding("CPU", weights[model] + own, Terms(f"{model}", weights[model])) for model, own in replicas
     ]
     random.shuffle(held)  # type: ignore[attr-defined]  # Hypothesis's Random
-    sizes = {"CPU": ("cpu", 10_000)}
+    sizes = {"CPU": AcceleratorSize("cpu", 10_000)}
     while held:
         promise = tally(held, sizes)["CPU"]
         private = sum(one.needed_bytes - one.terms.copy_bytes for one in held)
@@ -361,7 +363,7 @@ def test_loss_of_a_domain_is_told_in_memory_with_weights_once() -> None:
 
 # -- what engines claim --------------------------------------------------------------------------
 def claims(engine: str, options: dict[str, object]) -> float:
-    found = terms_of(engine, options, digest="d", parameter_count=10, needed_bytes=100)
+    found = terms_of(engine, options, digest="d", parameter_count=10, weights_bytes=20, needed_bytes=100)
     return found.claimed_millionths / 1_000_000
 
 
@@ -384,26 +386,54 @@ def test_engines_claim_by_their_own_rules(engine: str, options: dict[str, object
     assert claims(engine, options) == pytest.approx(ratio)
 
 
+def torch_terms(options: dict[str, object], **changes: Any) -> Terms:
+    facts: dict[str, Any] = {"digest": "a", "parameter_count": 10, "weights_bytes": 20, "needed_bytes": 100}
+    return terms_of("torch", options, **(facts | changes))
+
+
 @pytest.mark.parametrize(
-    ("options", "copy_bytes"),
-    [({}, 40), ({"dtype": "bfloat16"}, 20), ({"weights": "private"}, 0), ({"dtype": "int4"}, 0)],
+    ("options", "on_cpu", "on_card"),
+    [
+        ({}, 40, 20),
+        ({"dtype": "bfloat16"}, 20, 20),
+        ({"dtype": "float32"}, 40, 40),
+        ({"weights": "private"}, 0, 0),
+        ({"dtype": "int4"}, 0, 0),
+    ],
 )
-def test_torch_shares_weights_in_the_type_it_computes_in(options: dict[str, object], copy_bytes: int) -> None:
-    found = terms_of("torch", options, digest="d", parameter_count=10, needed_bytes=100)
-    assert found.copy_bytes == copy_bytes
-    assert bool(found.copy_on("cpu")) == bool(copy_bytes)
-    assert not found.copy_on("cuda")
+def test_torch_shares_weights_in_the_type_it_computes_in(
+    options: dict[str, object], on_cpu: int, on_card: int
+) -> None:
+    found = torch_terms(options)
+    assert found.copy_on(AcceleratorSize("cpu", 1000))[1] == on_cpu
+    assert found.copy_on(AcceleratorSize("cuda", 1000, shares_memory=True))[1] == on_card
+    assert found.copy_on(AcceleratorSize("cuda", 1000)) == ("", 0), "a card whose memory nobody shares"
 
 
 def test_copies_of_other_content_or_type_are_not_shared() -> None:
-    def name(digest: str, dtype: str) -> str:
-        return terms_of("torch", {"dtype": dtype}, digest=digest, parameter_count=10, needed_bytes=100).copy
+    names = {
+        torch_terms({"dtype": dtype}, digest=digest).copy for digest in "ab" for dtype in ("auto", "bfloat16")
+    }
+    assert len(names) == 4
+    assert torch_terms({}).copy == torch_terms({"dtype": "float32"}).copy
+    assert torch_terms({}, parameter_count=None).copy == ""
+    assert torch_terms({}, accelerators=2) == Terms()
+    assert torch_terms({}, needed_bytes=40).copy == "", "too small for its weights: it counts whole"
 
-    assert len({name("a", "float32"), name("b", "float32"), name("a", "bfloat16")}) == 3
-    assert name("a", "auto") == name("a", "float32")
-    assert terms_of("torch", {}, digest="a", parameter_count=None, needed_bytes=9).copy == ""
-    small = terms_of("torch", {}, digest="a", parameter_count=10, needed_bytes=40)
-    assert small.copy_bytes == 0, "too small for its weights: it counts whole"
+
+def test_card_whose_memory_is_shared_holds_weights_once_but_not_for_clients_of_mps() -> None:
+    terms = Terms(card_copy="model", card_copy_bytes=20 * GIB)
+    request = PlacementRequest("torch", 24 * GIB, terms=terms)
+
+    def count(room: AcceleratorRoom, request: PlacementRequest) -> int:
+        board = PlacementBoard(request, [node("n", room)])
+        return sum(isinstance(board.place(standby=False), Placement) for _ in range(30))
+
+    apart, together = card("GPU-1"), card("GPU-1", shares_memory=True)
+    assert count(apart, request) == 3
+    assert count(together, request) == (80 * GIB - margin_bytes(80 * GIB) - 20 * GIB) // (4 * GIB) == 14
+    mps = replace(request, wish=read_wish(mps_thread_percent=1), terms=replace(terms, mps=MpsShare(1)))
+    assert count(together, mps) == 3
 
 
 # -- what may be asked for -----------------------------------------------------------------------

@@ -147,7 +147,10 @@ _HELLO_1_1 = msgspec.structs.replace(
 _HELLO_1_3 = msgspec.structs.replace(
     _HELLO_1_1, minor=3, accelerators=(_SLICE_1_3,), split_cards=(_ACCELERATOR_1_0,)
 )
-_HELLO = msgspec.structs.replace(_HELLO_1_3, minor=4, mps_ready=True, mps_note="no daemon answers")
+_SLICE_1_4 = msgspec.structs.replace(_SLICE_1_3, shares_memory=True)
+_HELLO = msgspec.structs.replace(
+    _HELLO_1_3, minor=4, accelerators=(_SLICE_1_4,), mps_ready=True, mps_note="no daemon answers"
+)
 
 _UNKNOWN_1_0 = v1.UnknownProcess(
     pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"

@@ -266,6 +266,23 @@ def test_deployments_of_one_model_share_its_weights_on_a_cpu_until_the_last_is_g
         assert room.reserved_bytes == left
 
 
+def test_card_counts_shared_weights_once_from_when_its_agent_says_that_it_can() -> None:
+    whole = AcceleratorFacts("GPU-1", "cuda", "H100", 80 * GIB)
+    node = cut_node(cards=(whole,))
+    model = make_model("big")
+    Model.objects.filter(pk=model.pk).update(weights_bytes=30 * GIB, parameter_count=15 * GIB)
+    deployment = deploy("cards", model=model, memory_bytes=34 * GIB, replicas=6)
+    placed, waits = carry_out(deployment)
+    assert (len(placed), len(waits)) == (2, 4)
+    facts = NodeFacts("n1", "10.0.0.1", "0.1", "b1", engines=("torch",))
+    record_hello(node.pk, replace(facts, accelerators=(replace(whole, shares_memory=True),)), now=NOW)
+    more, waits = carry_out(deployment)
+    assert (len(more), waits) == (4, [])
+    assert "its weights lie there already, it adds 4096 MiB" in more[0].reason
+    [room] = room_of(deployment).accelerators
+    assert room.reserved_bytes == 30 * GIB + 6 * 4 * GIB
+
+
 def test_vllm_at_its_share_of_a_small_model_leaves_no_room_for_another() -> None:
     node = make_node("n1", accelerators=1)
     Node.objects.filter(pk=node.pk).update(engines=["torch", "vllm"])

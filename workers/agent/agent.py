@@ -73,6 +73,7 @@ class Agent:
         self._adapters = adapters
         self._boot_id = str(uuid.uuid4())
         self._stopping = threading.Event()
+        self._told_sharing: frozenset[str] = frozenset()
         self._journal = Journal(home.journal_file)
         self._host = HostProbe(home.root)
         self._scraper = Scraper()
@@ -184,6 +185,11 @@ class Agent:
             before = now
 
     def _check_parts(self) -> None:
+        sharing = self._runner.holders.sharing()
+        if sharing != self._told_sharing:
+            # What is planned for a card depends on it.
+            self._told_sharing = sharing
+            self._say_hello()
         try:
             self._loop.check()
             self._child.check(redis_reached=self._reporter.reached)
@@ -244,7 +250,10 @@ class Agent:
             agent_version=AGENT_VERSION,
             hostname=platform.node(),
             address=self._config.address,
-            accelerators=survey.accelerators,
+            accelerators=tuple(
+                msgspec.structs.replace(found, shares_memory=found.uuid in self._told_sharing)
+                for found in survey.accelerators
+            ),
             engines=tuple(sorted(self._adapters)),
             cpu_count=usable_cpu_count(limits),
             memory_bytes=usable_memory_bytes(limits),

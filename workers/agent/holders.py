@@ -59,6 +59,8 @@ class _Holder:
     looked_at: float = float("-inf")
     not_before: float = float("-inf")
     answers: bool = False
+    went_without: bool = False
+    """A replica was launched with memory of its own, and may run still."""
 
 
 @dataclass(slots=True)
@@ -79,7 +81,9 @@ class DeviceHolders:
             return HolderState.NONE
         holder = self._holders.setdefault(accelerator, _Holder(socket_of(self.folder, accelerator)))
         holder.environment = environment
-        return self._keep(accelerator, holder, now)
+        state = self._keep(accelerator, holder, now)
+        holder.went_without |= state is HolderState.NONE
+        return state
 
     def socket(self, accelerator: str) -> Path:
         """Where the holder of an accelerator listens."""
@@ -98,6 +102,13 @@ class DeviceHolders:
                 self._keep(accelerator, holder, now)
             elif holder.process is None or holder.process.poll() is not None:
                 del self._holders[accelerator]
+            else:
+                holder.went_without = False
+
+    def sharing(self) -> frozenset[str]:
+        """Accelerators on which all replicas hold the same weights once, so that these can be counted so."""
+        holders = tuple(self._holders.items())
+        return frozenset(uuid for uuid, one in holders if one.answers and not one.went_without)
 
     def pids(self) -> set[int]:
         """Processes of holders: they are on the devices by right."""

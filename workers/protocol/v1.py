@@ -84,6 +84,8 @@ class AcceleratorInfo(_Struct, frozen=True, kw_only=True):
     """As negotiated; an idle card goes down to save power. Since 1.3, as `pcie_width_now`."""
     pcie_width_now: int | None = None
     """As negotiated; less than `pcie_width` is lanes that failed, or a slot that has fewer."""
+    shares_memory: bool = False
+    """Replicas with the same weights hold them on it once. Since 1.4; a CPU's replicas do so anyway."""
 
 
 class TopologyEndpoint(_Struct, frozen=True, kw_only=True):

@@ -40,6 +40,7 @@ class AcceleratorSerializer(serializers.ModelSerializer[Accelerator]):
             "pcie_generation_now",
             "pcie_width_now",
             "unreadable",
+            "shares_memory",
             "quarantined_at",
             "quarantine_reason",
         ]

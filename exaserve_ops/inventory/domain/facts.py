@@ -28,6 +28,8 @@ class AcceleratorFacts:
     pcie_width_now: int | None = None
     unreadable: tuple[str, ...] = ()
     """Of these, what the vendor's tool could not tell."""
+    shares_memory: bool = False
+    """Replicas with the same weights hold them on it once."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from exaserve_ops.serving.domain.accelerator_wish import MpsShare
 
@@ -15,8 +16,18 @@ MARGIN_RATIO = 0.02
 CPU = "cpu"
 _MILLION = 1_000_000
 _MARGIN_MILLIONTHS = round(MARGIN_RATIO * _MILLION)
-_SHARED_ON = frozenset({CPU})
-"""Kinds of accelerators on which the torch engine maps one copy of the weights for all replicas."""
+
+
+class AcceleratorSize(NamedTuple):
+    """What of an accelerator decides how replicas count on it."""
+
+    kind: str
+    total_bytes: int
+    shares_memory: bool = False
+    """Of a card: replicas hold the same weights on it once."""
+
+
+UNKNOWN_SIZE = AcceleratorSize(CPU, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,27 +35,35 @@ class Terms:
     """How one replica's memory counts, beyond being so many bytes."""
 
     copy: str = ""
-    """Names weights that all who name them hold once on an accelerator; empty: weights of its own."""
+    """Names weights that all who name them hold once on a CPU; empty: weights of its own."""
     copy_bytes: int = 0
-    """Size of that copy: part of what a replica needs of each accelerator."""
+    """Size of that copy: part of what a replica needs."""
+    card_copy: str = ""
+    """The same of a card whose memory can be shared, where weights may have another type."""
+    card_copy_bytes: int = 0
     claimed_millionths: int = 0
     """Of an accelerator that is no CPU, this share is taken. 0: what is needed and no more."""
     mps: MpsShare | None = None
 
-    def copy_on(self, kind: str) -> str:
-        """Name of the copy that it shares on an accelerator of this kind; empty where it shares none."""
-        return self.copy if kind in _SHARED_ON else ""
+    def copy_on(self, size: AcceleratorSize) -> tuple[str, int]:
+        """Name and bytes of the copy that it shares on such an accelerator; an empty name: it shares none."""
+        if size.kind == CPU:
+            return self.copy, self.copy_bytes
+        # A client of MPS allocates all by itself: shared memory would go round its limit.
+        if size.shares_memory and self.mps is None:
+            return self.card_copy, self.card_copy_bytes
+        return "", 0
 
-    def own_bytes(self, needed_bytes: int, *, kind: str, total_bytes: int) -> int:
+    def own_bytes(self, needed_bytes: int, size: AcceleratorSize) -> int:
         """What it alone adds to an accelerator, beside a copy that it shares.
 
-        `needed_bytes`: of this accelerator, weights included; `total_bytes`: the accelerator's size.
+        `needed_bytes`: of this accelerator, weights included.
         """
-        if self.claimed_millionths and kind != CPU:
-            return max(self.claimed_bytes(total_bytes), needed_bytes)
+        if self.claimed_millionths and size.kind != CPU:
+            return max(self.claimed_bytes(size.total_bytes), needed_bytes)
         if self.mps is not None and self.mps.memory_bytes:
             return max(self.mps.memory_bytes, needed_bytes)
-        return needed_bytes - self.copy_bytes if self.copy_on(kind) else needed_bytes
+        return needed_bytes - self.copy_on(size)[1]
 
     def claimed_bytes(self, total_bytes: int) -> int:
         """The share of an accelerator of this size that the engine takes. Rounded down: shares add up."""
@@ -80,22 +99,21 @@ NOTHING_PROMISED = Promise()
 """Of an accelerator that nobody holds. Nobody changes it."""
 
 
-def tally(holdings: Iterable[Holding], sizes: Mapping[str, tuple[str, int]]) -> dict[str, Promise]:
-    """Add up what is promised of each accelerator, in whatever order. `sizes`: kind and bytes by UUID.
+def tally(holdings: Iterable[Holding], sizes: Mapping[str, AcceleratorSize]) -> dict[str, Promise]:
+    """Add up what is promised of each accelerator, in whatever order. `sizes` are by UUID.
 
     A copy of weights counts once while anybody who shares it is left, and is gone with the last one.
     """
     promises: dict[str, Promise] = {}
     for held in holdings:
-        kind, total_bytes = sizes.get(held.uuid, (CPU, 0))
-        terms = held.terms
+        size, terms = sizes.get(held.uuid, UNKNOWN_SIZE), held.terms
         promise = promises.setdefault(held.uuid, Promise())
         promise.replicas += 1
-        promise.reserved_bytes += terms.own_bytes(held.needed_bytes, kind=kind, total_bytes=total_bytes)
-        name = terms.copy_on(kind)
+        promise.reserved_bytes += terms.own_bytes(held.needed_bytes, size)
+        name, copy_bytes = terms.copy_on(size)
         if name and name not in promise.copies:
-            promise.copies[name] = terms.copy_bytes
-            promise.reserved_bytes += terms.copy_bytes
+            promise.copies[name] = copy_bytes
+            promise.reserved_bytes += copy_bytes
         if terms.mps is not None:
             promise.mps_replicas += 1
             promise.mps_percent += terms.mps.thread_percent

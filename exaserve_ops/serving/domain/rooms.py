@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from exaserve_ops.serving.domain.accelerator_wish import ANYTHING, MOST_PERCENT, SLICE, WHOLE, AcceleratorWish
-from exaserve_ops.serving.domain.reservation import PLAIN, Terms
+from exaserve_ops.serving.domain.reservation import PLAIN, AcceleratorSize, Terms
 
 _MPS_KIND = "cuda"
 
@@ -81,6 +81,13 @@ class AcceleratorRoom:
     mps_replicas: int = 0
     mps_percent: int = 0
     """Of its threads, promised to replicas with an MPS share."""
+    shares_memory: bool = False
+    """Of a card: replicas hold the same weights on it once."""
+
+    @property
+    def size(self) -> AcceleratorSize:
+        """What decides how replicas count on it."""
+        return AcceleratorSize(self.kind, self.memory_bytes, self.shares_memory)
 
     @property
     def is_usable(self) -> bool:
@@ -107,15 +114,15 @@ class AcceleratorRoom:
 
     def holds_copy(self, request: PlacementRequest) -> bool:
         """Whether the weights that the replica would share lie there already."""
-        name = request.terms.copy_on(self.kind)
+        name, _ = request.terms.copy_on(self.size)
         return bool(name) and name in self.copies
 
     def cost_bytes(self, request: PlacementRequest) -> int:
         """What one more such replica would add here."""
-        terms = request.terms
-        own = terms.own_bytes(request.bytes_each, kind=self.kind, total_bytes=self.memory_bytes)
-        adds_copy = bool(terms.copy_on(self.kind)) and not self.holds_copy(request)
-        return own + terms.copy_bytes if adds_copy else own
+        terms, size = request.terms, self.size
+        own = terms.own_bytes(request.bytes_each, size)
+        name, copy_bytes = terms.copy_on(size)
+        return own + copy_bytes if name and name not in self.copies else own
 
     def objection(self, request: PlacementRequest) -> str:
         """Why one more such replica does not fit on what suits it; empty where it does."""
@@ -147,7 +154,8 @@ class AcceleratorRoom:
 
     def take(self, request: PlacementRequest) -> AcceleratorRoom:
         """Return it with one more such replica on it."""
-        mps, name = request.wish.mps, request.terms.copy_on(self.kind)
+        mps = request.wish.mps
+        name, _ = request.terms.copy_on(self.size)
         return replace(
             self,
             reserved_bytes=self.reserved_bytes + self.cost_bytes(request),

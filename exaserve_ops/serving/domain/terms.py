@@ -21,6 +21,8 @@ _BESIDE_SGLANG_RATIO = 0.10
 """What SGLang takes beyond its share, which is weights and KV alone: activations and graphs."""
 _TYPE_BYTES = {"": 4, "auto": 4, "float32": 4, "bfloat16": 2, "float16": 2}
 """Of one parameter on a CPU, where `auto` computes in float32."""
+_AS_SAVED = frozenset({"", "auto"})
+"""On a card, weights are loaded in the type that they were saved in."""
 
 
 def terms_of(
@@ -29,22 +31,38 @@ def terms_of(
     *,
     digest: str,
     parameter_count: int | None,
+    weights_bytes: int,
     needed_bytes: int,
+    accelerators: int = 1,
     mps: MpsShare | None = None,
 ) -> Terms:
-    """Return how a replica of such a deployment counts. `needed_bytes`: of each of its accelerators."""
+    """Return how a replica of such a deployment counts. `needed_bytes`: of each of its accelerators.
+
+    `weights_bytes`: of the model's files, in the type that they were saved in.
+    """
     launch = _launch(engine, options)
     if launch is None:
         return Terms(mps=mps)
     if engine in SHARE_OPTION:
         return Terms(claimed_millionths=_claimed_millionths(launch), mps=mps)
-    size = _TYPE_BYTES.get(launch.kv.model_dtype)
-    if not (launch.shares_weights and size and digest and parameter_count):
+    dtype = launch.kv.model_dtype
+    if not (launch.shares_weights and digest and dtype in _TYPE_BYTES) or accelerators > 1:
         return Terms(mps=mps)
-    copy_bytes = parameter_count * size
-    if copy_bytes >= needed_bytes:
-        return Terms(mps=mps)  # too small for its weights: counted whole, rather than as nothing beside them
-    return Terms(f"{digest}/{size}", copy_bytes, mps=mps)
+    parameters, size = parameter_count or 0, _TYPE_BYTES[dtype]
+    on_card = weights_bytes if dtype in _AS_SAVED else parameters * size
+    return Terms(
+        *_copy(f"{digest}/{size}", parameters * size, needed_bytes),
+        *_copy(f"{digest}/{dtype}", on_card, needed_bytes),
+        mps=mps,
+    )
+
+
+def _copy(name: str, copy_bytes: int, needed_bytes: int) -> tuple[str, int]:
+    """A copy that can be counted on: of a known size, and less than all that its replica needs.
+
+    What is too small for its weights counts whole, rather than as nothing beside them.
+    """
+    return (name, copy_bytes) if 0 < copy_bytes < needed_bytes else ("", 0)
 
 
 def _launch(engine: str, options: Mapping[str, object]) -> EngineLaunch | None:

@@ -16,6 +16,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.accelerator_wish import AcceleratorWish, read_wish
 from exaserve_ops.serving.domain.reservation import (
     NOTHING_PROMISED,
+    AcceleratorSize,
     Holding,
     Promise,
     Terms,
@@ -31,7 +32,7 @@ _ROOM_ROWS = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=Fal
 
 _TERMS_READ = (
     *("engine", "engine_options", "replica_memory_bytes", "accelerators_per_replica", "placement"),
-    *("model__digest", "model__parameter_count"),
+    *("model__digest", "model__parameter_count", "model__weights_bytes"),
 )
 """What `_terms_of` reads of a deployment: every plan does so for all of them."""
 
@@ -61,6 +62,8 @@ def _terms_of(deployment: Deployment) -> Terms:
         deployment.engine_options,
         digest=deployment.model.digest,
         parameter_count=deployment.model.parameter_count,
+        weights_bytes=deployment.model.weights_bytes,
+        accelerators=deployment.accelerators_per_replica,
         needed_bytes=-(-deployment.replica_memory_bytes // deployment.accelerators_per_replica),
         mps=wish_of(deployment).mps,
     )
@@ -74,7 +77,7 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
     """
     nodes = list(nodes_with_hardware())
     leaving = {node.pk for node in nodes if node.drain_status == DRAINING or node.liveness == DEAD}
-    sizes = {a.uuid: (a.kind, a.memory_bytes) for node in nodes for a in node.accelerators.all()}
+    sizes = {a.uuid: _size_of(a) for node in nodes for a in node.accelerators.all()}
     holdings = live_holdings()
     held = tally((one for _, one in holdings), sizes)
     own = tally((one for holder, one in holdings if holder == deployment_id), sizes)
@@ -149,7 +152,12 @@ def _accelerator_room(accelerator: Accelerator, promise: Promise) -> Accelerator
         promise.replicas,
         promise.mps_replicas,
         promise.mps_percent,
+        accelerator.shares_memory,
     )
+
+
+def _size_of(accelerator: Accelerator) -> AcceleratorSize:
+    return AcceleratorSize(accelerator.kind, accelerator.memory_bytes, accelerator.shares_memory)
 
 
 def _quarantine_of(accelerator: Accelerator) -> str:
@@ -209,7 +217,7 @@ def use_of_accelerators(accelerators: Iterable[Accelerator]) -> dict[str, Accele
     ):
         users.setdefault(uuid, []).append((replica_id, name))
     holders = {replica_id for pairs in users.values() for replica_id, _ in pairs}
-    sizes = {uuid: (a.kind, a.memory_bytes) for uuid, a in known.items()}
+    sizes = {uuid: _size_of(a) for uuid, a in known.items()}
     promises = tally((one for _, one in live_holdings(holders)), sizes)
     return {
         uuid: AcceleratorUse(
