@@ -87,6 +87,7 @@ class ClientConnection(asyncio.Protocol):
         size_bytes = len(data)
         self._is_first_in_read = True
         self._counts_head = self._read_bytes + size_bytes > self._head_limit_bytes
+        self._head_bytes = self._read_bytes  # of a head that began in an earlier read
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from exaserve_ops.gateway.fleet import ReplicaSlot
 
@@ -43,47 +44,71 @@ class Gauges:
     session_table_failures: int
 
 
-def render(counters: Counters, gauges: Gauges) -> bytes:
-    """Write the page, in Prometheus' text format."""
+class Family(NamedTuple):
+    """One metric: its name, its kind, and its samples by their labels."""
+
+    name: str
+    kind: str
+    samples: list[tuple[dict[str, str], float]]
+
+
+def render(*processes: Iterable[Family]) -> bytes:
+    """Write the page in Prometheus' text format, from the figures of one process or several."""
+    merged: dict[str, Family] = {}
+    for families in processes:
+        for family in families:
+            known = merged.setdefault(family.name, Family(family.name, family.kind, []))
+            known.samples.extend(family.samples)
     lines: list[str] = []
-    for name, kind, samples in _families(counters, gauges):
+    for name, kind, samples in merged.values():
         lines.append(f"# TYPE exaops_gateway_{name} {kind}")
-        lines += [f"exaops_gateway_{name}{labels} {value}" for labels, value in samples]
+        lines += [f"exaops_gateway_{name}{_labels(labels)} {value}" for labels, value in samples]
     return "\n".join([*lines, ""]).encode()
 
 
-_Sample = tuple[str, float | int]
+_Sample = tuple[dict[str, str], float]
+
+
+def families_of(counters: Counters, gauges: Gauges, process: str = "") -> list[Family]:
+    """All figures of one process; `process` names it where there are several."""
+    own = {"process": process} if process else {}
+    return [
+        Family(name, kind, [({**own, **labels}, value) for labels, value in samples])
+        for name, kind, samples in _families(counters, gauges)
+    ]
 
 
 def _families(counters: Counters, gauges: Gauges) -> Iterable[tuple[str, str, list[_Sample]]]:
     yield "requests_total", "counter", _by_label("outcome", counters.outcomes)
     yield "refusals_total", "counter", _by_label("code", counters.refused)
-    yield "retries_total", "counter", [("", counters.retries)]
-    yield "returning_turns_total", "counter", [("", counters.returning_turns)]
-    yield "sticky_turns_total", "counter", [("", counters.sticky_turns)]
+    yield "retries_total", "counter", [({}, counters.retries)]
+    yield "returning_turns_total", "counter", [({}, counters.returning_turns)]
+    yield "sticky_turns_total", "counter", [({}, counters.sticky_turns)]
     yield "sticky_ratio", "gauge", _known(counters.sticky_ratio)
     in_flight: list[_Sample] = [
-        (_labels(node=slot.record.node_id, replica=slot.name), slot.in_flight) for slot in gauges.slots
+        ({"node": slot.record.node_id, "replica": slot.name}, slot.in_flight) for slot in gauges.slots
     ]
     yield "in_flight", "gauge", in_flight
-    yield "open_requests", "gauge", [("", gauges.open_requests)]
-    yield "waiting_requests", "gauge", [("", gauges.waiting_requests)]
-    yield "connections", "gauge", [("", gauges.connections)]
+    yield "open_requests", "gauge", [({}, gauges.open_requests)]
+    yield "waiting_requests", "gauge", [({}, gauges.waiting_requests)]
+    yield "connections", "gauge", [({}, gauges.connections)]
     yield "route_table_age_seconds", "gauge", _known(gauges.table_age_seconds)
-    yield "route_table_stale", "gauge", [("", int(gauges.is_table_stale))]
-    yield "turns_dropped_total", "counter", [("", gauges.turns_dropped)]
-    yield "session_table_failures_total", "counter", [("", gauges.session_table_failures)]
+    yield "route_table_stale", "gauge", [({}, int(gauges.is_table_stale))]
+    yield "turns_dropped_total", "counter", [({}, gauges.turns_dropped)]
+    yield "session_table_failures_total", "counter", [({}, gauges.session_table_failures)]
 
 
 def _by_label(name: str, counts: collections.Counter[str]) -> list[_Sample]:
-    return [(_labels(**{name: value}), count) for value, count in sorted(counts.items())]
+    return [({name: value}, count) for value, count in sorted(counts.items())]
 
 
 def _known(value: float | None) -> list[_Sample]:
-    return [] if value is None else [("", value)]
+    return [] if value is None else [({}, value)]
 
 
-def _labels(**values: str) -> str:
+def _labels(values: dict[str, str]) -> str:
+    if not values:
+        return ""
     pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in values.items())
     return "{" + pairs + "}"
 

@@ -16,6 +16,7 @@ from exaserve_ops.gateway.reach import ReachProbe
 from exaserve_ops.gateway.shared import Shared
 
 _SWEEP_SECONDS = 0.25
+_FIGURES_SECONDS = 1.0
 _CANCEL_AGAIN_SECONDS = 0.2
 _LAST_WORDS_SECONDS = 2.0
 """How long clients have to take what is left for them after their requests were given up."""
@@ -34,6 +35,8 @@ class DataPlane:
             client, self._on_table, self._on_contact, poll_seconds=shared.settings.poll_seconds
         )
         name = f"{socket.gethostname()}:{shared.settings.port}"
+        if shared.settings.process >= 0:
+            name = f"{name}/{shared.settings.process}"
         self._reach = ReachProbe(
             shared.fleet.slots,
             ReachWriter(client, name),
@@ -45,7 +48,11 @@ class DataPlane:
     async def run(self) -> None:
         """Work until cancelled."""
         await asyncio.gather(
-            self._reader.run(), self._shared.turns.run(), self._sweep_for_ever(), self._reach.run()
+            self._reader.run(),
+            self._shared.turns.run(),
+            self._sweep_for_ever(),
+            self._reach.run(),
+            self._write_figures_for_ever(),
         )
 
     async def drain(self) -> None:
@@ -100,6 +107,11 @@ class DataPlane:
                 self._sweep(self._shared.clock())
             except Exception as error:  # noqa: BLE001 - top of a loop: one fault must not end it
                 self._shared.note_fault(error)
+
+    async def _write_figures_for_ever(self) -> None:
+        while self._shared.figures:
+            self._shared.write_figures()
+            await asyncio.sleep(_FIGURES_SECONDS)
 
     def _sweep(self, now: float) -> None:
         for connection in list(self._shared.connections):

@@ -20,6 +20,17 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     fleet_secret: bytes
     host: str = "127.0.0.1"
+    tls_certificate: str = ""
+    """File with the certificate chain, in PEM; clients are then served by TLS. Read again at SIGHUP."""
+    tls_key: str = ""
+    """File with its key; empty if that is in the same file."""
+
+    processes: int = 1
+    """Gateway processes on this port, each with a core, connections and bounds of its own."""
+    process: int = -1
+    """Which of several this is; set by their parent, as are the next two."""
+    parent: int = 0
+    figures: str = ""
 
     head_bytes: int = 32 * 1024
     body_bytes: int = 8 * 1024 * 1024

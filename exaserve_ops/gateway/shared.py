@@ -15,10 +15,11 @@ from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.adapters.session_table import SessionTable
 from exaserve_ops.adapters.turn_log import TurnLog
 from exaserve_ops.gateway.admission import Admission
-from exaserve_ops.gateway.counters import Counters, Gauges, render
+from exaserve_ops.gateway.counters import Counters, Family, Gauges, families_of, render
 from exaserve_ops.gateway.fleet import Fleet
 from exaserve_ops.gateway.headers import Roles
 from exaserve_ops.gateway.problems import Problems
+from exaserve_ops.gateway.processes import SharedFigures
 from exaserve_ops.gateway.router import Router
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.waiting import WaitingRoom
@@ -77,6 +78,7 @@ class Shared:
             in_flight_limit=settings.in_flight_per_replica,
             clock=clock,
         )
+        self.figures = SharedFigures(settings.figures, settings.process) if settings.figures else None
         self.connections: set[Connection] = set()
         self.open_requests: set[OpenRequest] = set()
         self.is_draining = False
@@ -124,7 +126,16 @@ class Shared:
         }
 
     def render_metrics(self) -> bytes:
-        """Body of the page for Prometheus."""
+        """Body of the page for Prometheus; where there are several processes, of all of them."""
+        others = self.figures.others(self.wall_clock()) if self.figures else []
+        return render(self._families(), *others)
+
+    def write_figures(self) -> None:
+        """Leave our figures where the processes beside us find them."""
+        if self.figures:
+            self.figures.write(self._families())
+
+    def _families(self) -> list[Family]:
         age = None if self.contact_seconds is None else self.clock() - self.contact_seconds
         gauges = Gauges(
             slots=self.fleet.slots(),
@@ -136,4 +147,4 @@ class Shared:
             turns_dropped=self.turns.dropped,
             session_table_failures=self.router.session_failures,
         )
-        return render(self.counters, gauges)
+        return families_of(self.counters, gauges, str(self.settings.process) if self.figures else "")

@@ -17,6 +17,7 @@ from exaserve_ops.gateway.client import ClientConnection
 from exaserve_ops.gateway.plane import DataPlane, cancel, open_redis
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.shared import Shared
+from exaserve_ops.gateway.tls import Certificate
 from exaserve_ops.lib import clock
 from exaserve_ops.routing.domain.records import KeyRecord, RouteRecord
 from tests.fakes.upstream import Answer, StubEngine
@@ -138,8 +139,8 @@ class Gateway:
     plane: DataPlane
     wires: list[Wire] = field(default_factory=list)
 
-    async def connect(self) -> Wire:
-        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, **tls: Any) -> Wire:
+        wire = Wire(*await asyncio.open_connection("127.0.0.1", self.port, **tls))
         self.wires.append(wire)
         return wire
 
@@ -177,7 +178,9 @@ class World:
         table = {hashlib.sha256(key.encode()).hexdigest(): KeyRecord(f"id-{key}", key) for key in keys}
         self.writer.write_keys(table)
 
-    async def gateway(self, *, url: str = "", **settings: Any) -> Gateway:
+    async def gateway(
+        self, *, url: str = "", certificate: Certificate | None = None, **settings: Any
+    ) -> Gateway:
         """Start a gateway, and wait until it has read the table once."""
         loop = asyncio.get_running_loop()
         known = {"poll_seconds": 0.2, "wait_seconds": 1.0, **settings}
@@ -185,7 +188,9 @@ class World:
         client = open_redis(made.redis_url)
         shared = Shared(made, client, clock=time.monotonic, wall_clock=clock.unix_seconds)
         plane = DataPlane(shared, client)
-        server = await loop.create_server(lambda: ClientConnection(shared), "127.0.0.1", 0)
+        server = await loop.create_server(
+            lambda: ClientConnection(shared), "127.0.0.1", 0, ssl=certificate.context if certificate else None
+        )
         upkeep = loop.create_task(plane.run())
 
         async def stop() -> None:

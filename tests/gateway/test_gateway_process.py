@@ -12,9 +12,22 @@ import sys
 from collections.abc import AsyncIterator
 
 import openai
+import psutil
 import pytest
 
-from tests.fakes.upstream import CHAT, DONE, USAGE, Answer, event, replies, streams, token
+from tests.fakes.upstream import (
+    CHAT,
+    DONE,
+    STREAM_HEAD,
+    USAGE,
+    Answer,
+    Received,
+    chunk,
+    event,
+    replies,
+    streams,
+    token,
+)
 from tests.gateway.harness import KEY, SECRET, Gateway, World, eventually, request_bytes
 
 pytestmark = pytest.mark.asyncio
@@ -55,6 +68,10 @@ def can_connect(port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def children_of(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children()
 
 
 async def at(port: int, world: World) -> Gateway:
@@ -122,6 +139,100 @@ async def test_stop_finishes_what_is_open_and_takes_nothing_new(world: World) ->
         await eventually(lambda: process.poll() is not None)
         assert process.returncode == 0
     assert world.redis.xlen("exaops:turns") == 1  # written before it left
+
+
+async def test_several_processes_serve_one_port_and_one_that_dies_comes_back(world: World) -> None:
+    await world.engine(replies(CHAT))
+    async with running(world.url, EXAOPS_GATEWAY_PROCESSES="2", EXAOPS_GATEWAY_POLL_SECONDS="0.2") as (
+        port,
+        parent,
+    ):
+        gateway = await at(port, world)
+
+        async def wait_for_figures_of_both() -> bytes:
+            async with asyncio.timeout(20):
+                while True:
+                    with contextlib.suppress(OSError):  # one may be about to listen
+                        page = (await gateway.ask(b"", method="GET", path="/metrics")).body
+                        if b'connections{process="0"}' in page and b'connections{process="1"}' in page:
+                            return page
+                    await asyncio.sleep(0.05)
+
+        page = await wait_for_figures_of_both()
+        assert page.count(b"# TYPE exaops_gateway_connections ") == 1
+        for _ in range(20):  # over connections of their own, so that the kernel spreads them
+            assert (await gateway.ask()).status == 200
+        before = children_of(parent.pid)
+        assert len(before) == 2
+        before[0].kill()
+        await eventually(
+            lambda: len(children_of(parent.pid)) == 2 and before[0] not in children_of(parent.pid)
+        )
+        assert (await gateway.ask()).status == 200
+        await wait_for_figures_of_both()
+        assert len(world.redis.keys("exaops:reach:*")) == 2  # each speaks for itself
+        parent.send_signal(signal.SIGTERM)
+        await eventually(lambda: parent.poll() is not None, 15)
+        assert parent.returncode == 0
+        assert not can_connect(port)
+
+
+async def test_processes_end_when_their_parent_was_killed(world: World) -> None:
+    async with running(world.url, EXAOPS_GATEWAY_PROCESSES="2") as (port, parent):
+        await eventually(lambda: len(children_of(parent.pid)) == 2)
+        left = children_of(parent.pid)
+        parent.kill()
+        await eventually(lambda: not any(child.is_running() for child in left), 15)
+        assert not can_connect(port)
+
+
+async def test_port_of_another_gateway_is_not_shared_silently(world: World) -> None:
+    async with running(world.url) as (port, _):
+        env = {
+            "REDIS_URL": world.url,
+            "EXAOPS_FLEET_SECRET": SECRET.hex(),
+            "EXAOPS_GATEWAY_PORT": str(port),
+        }
+        command = [sys.executable, "-m", "exaserve_ops.gateway", "--processes", "2"]
+        done = subprocess.run(command, env=env, capture_output=True, check=False, timeout=20)  # noqa: ASYNC221 - nothing else runs
+        assert done.returncode == 1
+        assert b"event=port_in_use" in done.stderr
+
+
+async def test_slow_client_costs_the_process_a_bounded_amount_of_memory(world: World) -> None:
+    piece = chunk(b"data: " + b"x" * 65_536 + b"\n\n")
+    sent = 0
+
+    async def answer(request: Received, writer: asyncio.StreamWriter) -> None:  # noqa: ARG001 - an Answer
+        nonlocal sent
+        writer.write(STREAM_HEAD)
+        for _ in range(800):  # 50 MB
+            writer.write(piece)
+            await writer.drain()
+            sent += len(piece)
+        writer.write(chunk(DONE) + b"0\r\n\r\n")
+
+    await world.engine(answer)
+    async with running(world.url, EXAOPS_GATEWAY_POLL_SECONDS="0.2") as (port, process):
+        gateway = await at(port, world)
+        body = {"model": "m", "stream": True}
+        watched = psutil.Process(process.pid)
+        reader = await gateway.send(request_bytes(body))
+        async with asyncio.timeout(30):
+            assert len((await reader.reply()).body) > 50_000_000  # one that reads: all buffers are warm
+        before, sent = watched.memory_info().rss, 0
+        wires = [await gateway.connect() for _ in range(4)]
+        for wire in wires:
+            wire.set_reading(reading=False)
+            await wire.send(request_bytes(body))
+        seen = -1
+        async with asyncio.timeout(20):
+            while seen != sent or not sent:  # until everything between is full
+                seen = sent
+                await asyncio.sleep(0.3)
+        assert watched.memory_info().rss - before < 4 * 2_000_000
+        for wire in wires:
+            wire.close()
 
 
 async def test_official_client_works_unchanged(world: World) -> None:
