@@ -47,6 +47,11 @@ def engine_api_key(key: bytes, replica_id: str, attempt: int) -> str:
     return "xe-" + _derive(key, f"engine:{replica_id}:{attempt}").hex()[:48]
 
 
+def transfer_key(engine_key: str, transfer_id: bytes) -> bytes:
+    """32-byte key of one transfer of KV blocks to an engine, from that engine's bearer token."""
+    return _derive(engine_key.encode()[:64], f"transfer:{transfer_id.hex()}")
+
+
 def seal(key: bytes, node_id: str, body: bytes) -> bytes:
     """16-byte keyed BLAKE2b over the addressee and the body of a message."""
     digest = hashlib.blake2b(digest_size=_SEAL_BYTES, key=key)

@@ -10,6 +10,7 @@ from typing import Literal, Protocol, runtime_checkable
 from workers.engines.openai_server.metrics import EngineLoad
 from workers.engines.openai_server.stream import GenerationStream
 from workers.kv.tiers.sessions import SessionRow
+from workers.kv.transfer import Block
 
 Status = Literal["loading", "ready", "failed"]
 
@@ -60,6 +61,50 @@ class SessionKeeper(Protocol):
 
     def sessions(self) -> Future[list[SessionRow]]:
         """All sessions, the one seen last first."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSession:
+    """What a replica has of a session's last turn."""
+
+    chain: tuple[bytes, ...]
+    """Digests of its whole blocks; empty for a session that is not known here."""
+    readable_blocks: int
+    """Leading blocks that can be read out now."""
+    open_requests: int
+
+
+@runtime_checkable
+class SessionMover(Protocol):
+    """An engine whose sessions can move to another replica with their KV. Only when ready."""
+
+    kv_shape: bytes
+    """16 bytes that name weights, element type and block shape."""
+    kv_block_bytes: int
+
+    def held(self, session_id: str) -> Future[HeldSession]:
+        """What there is of a session."""
+        ...
+
+    def read_blocks(self, digests: Sequence[bytes]) -> Future[list[bytes]]:
+        """Copies of blocks, up to the first that is not in memory."""
+        ...
+
+    def known_blocks(self, chain: Sequence[bytes]) -> Future[int]:
+        """How many leading blocks of a chain are here already."""
+        ...
+
+    def take_blocks(self, blocks: Sequence[Block]) -> Future[int]:
+        """Cache blocks; the result is how many of them are here now, from the first on."""
+        ...
+
+    def adopt_session(self, session_id: str, chain: Sequence[bytes]) -> Future[int]:
+        """Keep a session's blocks for its next turn; the result is the tokens that are here."""
+        ...
+
+    def let_session_go(self, session_id: str) -> Future[bool]:
+        """Let a session's blocks go first; false if it is unknown, or a turn of it runs."""
         ...
 
 

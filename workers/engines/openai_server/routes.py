@@ -27,7 +27,7 @@ from workers.engines.openai_server.errors import (
 )
 from workers.engines.openai_server.generation import GenerationResponse, OpenGenerations
 from workers.engines.openai_server.metrics import EngineMetrics
-from workers.engines.openai_server.port import GenerationTask, SessionKeeper, TextEngine
+from workers.engines.openai_server.port import GenerationTask, SessionKeeper, SessionMover, TextEngine
 from workers.engines.openai_server.replies import ReplyShape, unix_seconds
 from workers.engines.openai_server.replies import Route as RouteName
 from workers.engines.openai_server.schema import (
@@ -43,6 +43,8 @@ from workers.engines.openai_server.schema import (
     decode_body,
     single_prompt,
 )
+from workers.engines.openai_server.session_moves import SessionMoveApi
+from workers.engines.openai_server.session_sending import TRANSFERS_PATH
 from workers.engines.openai_server.stream import GenerationStream
 
 HEALTH_PATH = "/health"
@@ -59,19 +61,24 @@ _T = TypeVar("_T")
 class Api:
     """The endpoints of one engine."""
 
-    def __init__(self, engine: TextEngine, metrics: EngineMetrics, model_name: str) -> None:
-        """Serve `engine` under `model_name`."""
+    def __init__(self, engine: TextEngine, metrics: EngineMetrics, model_name: str, api_key: str) -> None:
+        """Serve `engine` under `model_name`. Transfers to it are proven by what `api_key` gives rise to."""
         self._engine = engine
         self._metrics = metrics
         self._model_name = model_name
+        self._api_key = api_key
         self._started_at = unix_seconds()
         self.open_generations = OpenGenerations()
         self.draining = False
         """True once the process was told to end: nothing new is taken."""
 
     def routes(self) -> list[Route]:
-        """All routes; only health needs no key."""
+        """All routes; only health needs no key, and transfers have one of their own."""
+        moves: list[Route] = []
+        if isinstance(self._engine, SessionMover):
+            moves = SessionMoveApi(self._engine, self._api_key, self.refuse_unless_ready).routes()
         return [
+            *moves,
             Route(HEALTH_PATH, self.health, methods=["GET"]),
             Route("/metrics", self.metrics, methods=["GET"]),
             Route("/v1/models", self.models, methods=["GET"]),
@@ -150,7 +157,7 @@ class Api:
         text = request.query_params.get("limit", "100")
         if not text.isdecimal() or not 1 <= int(text) <= _MOST_LISTED:
             raise bad_request(f"limit must be from 1 to {_MOST_LISTED}.", param="limit")
-        self._refuse_unless_ready()
+        self.refuse_unless_ready()
         rows = await _in_time(keeper.sessions())
         answer = {"total": len(rows), "sessions": rows[: int(text)]}
         return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -161,7 +168,7 @@ class Api:
         return self._engine
 
     async def _decode(self, request: Request, kind: type[Decoded]) -> Decoded:
-        self._refuse_unless_ready()
+        self.refuse_unless_ready()
         return decode_body(await _read_bounded(request), kind)
 
     async def _read(self, request: Request, kind: type[Body]) -> Body:
@@ -177,7 +184,8 @@ class Api:
             self._metrics.session_requests.inc()
         return body
 
-    def _refuse_unless_ready(self) -> None:
+    def refuse_unless_ready(self) -> None:
+        """Raise `ApiError` while nothing new is taken."""
         if self.draining:
             raise unavailable("This engine is draining.", code="draining")
         status = self._engine.readiness().status
@@ -187,7 +195,7 @@ class Api:
     def _respond(
         self, route: RouteName, body: ChatRequest | CompletionRequest, prompt: Sequence[int], session: str
     ) -> GenerationResponse:
-        self._refuse_unless_ready()  # again: reading and tokenising took time
+        self.refuse_unless_ready()  # again: reading and tokenising took time
         task = replace(self._task(route, body, prompt), session_id=session)
         stream = GenerationStream(
             loop=asyncio.get_running_loop(),
@@ -238,14 +246,18 @@ class Api:
 
 
 class _RequireKey:
-    """Refuses every request without the bearer token, before its body is read; health is open."""
+    """Refuses every request without the bearer token, before its body is read.
+
+    Health is open, and a transfer proves itself by a key of its own.
+    """
 
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == HEALTH_PATH or self._has_key(scope):
+        is_open = scope["type"] != "http" or scope["path"] == HEALTH_PATH
+        if is_open or scope["path"].startswith(TRANSFERS_PATH) or self._has_key(scope):
             await self._app(scope, receive, send)
             return
         error = ApiError(401, "A valid API key is required.", code="invalid_api_key")

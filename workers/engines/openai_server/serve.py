@@ -88,7 +88,7 @@ def serve(
         where = f"{settings.host} port {settings.port}"
         log.error("cannot listen on %s: %s", where, error)  # noqa: TRY400 - says all; no traceback
         return EXIT_USAGE
-    api = Api(engine, metrics, settings.model_name)
+    api = Api(engine, metrics, settings.model_name, settings.api_key)
     app: ASGIApp = build_app(api, settings.api_key)
     if wrap is not None:
         app = wrap(app)

@@ -7,18 +7,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
-from workers.engines.openai_server.port import ChatMessage, GenerationTask, Readiness
+from workers.engines.openai_server.port import ChatMessage, GenerationTask, HeldSession, Readiness
 from workers.engines.openai_server.stream import GenerationStream
 from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.kv.tiers.sessions import SessionRow
+from workers.kv.transfer import Block
 
 if TYPE_CHECKING:
     from workers.engines.torch_engine.engine_loop import EngineLoop
+    from workers.engines.torch_engine.session_moves import SessionMoves
+
+_T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +43,10 @@ class TorchEngine:
         self._tokenizer: ModelTokenizer | None = None
         self._loop: EngineLoop | None = None
         self._close_tiers: Callable[[], None] = _nothing
+        self._moves: SessionMoves | None = None
+        self.kv_shape = b""
+        """16 bytes that name weights, element type and block shape; empty until loaded."""
+        self.kv_block_bytes = 0
         self._max_model_tokens = 0
         self._thread = threading.Thread(target=self._load_and_run, name="engine-loop", daemon=True)
         self.metrics = EngineMetrics(self.load)
@@ -103,6 +111,36 @@ class TorchEngine:
             raise RuntimeError("sessions before ready")
         return self._loop.sessions()
 
+    def held(self, session_id: str) -> Future[HeldSession]:
+        """What there is of a session."""
+        return self._move(lambda moves: moves.held(session_id))
+
+    def read_blocks(self, digests: Sequence[bytes]) -> Future[list[bytes]]:
+        """Copies of blocks, up to the first that is not in memory."""
+        return self._move(lambda moves: moves.read(digests))
+
+    def known_blocks(self, chain: Sequence[bytes]) -> Future[int]:
+        """How many leading blocks of a chain are here already."""
+        return self._move(lambda moves: moves.known(chain))
+
+    def take_blocks(self, blocks: Sequence[Block]) -> Future[int]:
+        """Cache blocks; the result is how many of them are here now, from the first on."""
+        return self._move(lambda moves: moves.take(blocks))
+
+    def adopt_session(self, session_id: str, chain: Sequence[bytes]) -> Future[int]:
+        """Keep a session's blocks for its next turn; the result is the tokens that are here."""
+        return self._move(lambda moves: moves.adopt(session_id, chain))
+
+    def let_session_go(self, session_id: str) -> Future[bool]:
+        """Let a session's blocks go first; false if it is unknown, or a turn of it runs."""
+        return self._move(lambda moves: moves.let_go(session_id))
+
+    def _move(self, action: Callable[[SessionMoves], _T]) -> Future[_T]:
+        loop, moves = self._loop, self._moves
+        if loop is None or moves is None:
+            raise RuntimeError("move before ready")
+        return loop.between_steps(lambda: action(moves))
+
     def load(self) -> EngineLoad:
         """Requests and blocks after the last step."""
         return EngineLoad() if self._loop is None else self._loop.load()
@@ -134,6 +172,8 @@ class TorchEngine:
         )
         self._max_model_tokens = loaded.max_model_tokens
         self._close_tiers = loaded.close_tiers
+        self._moves = loaded.moves
+        self.kv_shape, self.kv_block_bytes = loaded.kv_shape, loaded.kv_block_bytes
         return loaded.loop
 
     def _note_progress(self, done_ratio: float) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Sequences
 from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
@@ -26,6 +27,7 @@ from workers.protocol.digests import KV_BLOCK_TOKENS
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _ROOM_SECONDS = 0.002
 _PACE_TOKENS = 2 * KV_BLOCK_TOKENS
 """A step of fewer tokens says little about what a prompt costs."""
@@ -109,6 +111,19 @@ class EngineLoop:
         """All sessions, the one seen last first."""
         answer: Future[list[SessionRow]] = Future()
         self._post(lambda: answer.set_result(self._session_rows()))
+        return answer
+
+    def between_steps(self, action: Callable[[], _T]) -> Future[_T]:
+        """Do something in the thread that computes, before its next step. Any thread may call this."""
+        answer: Future[_T] = Future()
+
+        def act() -> None:
+            try:
+                answer.set_result(action())
+            except ValueError as error:
+                answer.set_exception(error)
+
+        self._post(act)
         return answer
 
     def nudge(self) -> None:

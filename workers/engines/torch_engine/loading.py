@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,16 +16,18 @@ from workers.engines.torch_engine.engine_loop import EngineLoop, KvMemoryOfSessi
 from workers.engines.torch_engine.holder_place import open_place
 from workers.engines.torch_engine.holder_weights import hold_weights
 from workers.engines.torch_engine.kv_memory import KvKind, open_kv_memory
-from workers.engines.torch_engine.kv_pool import block_bytes, choose_pool_blocks
+from workers.engines.torch_engine.kv_pool import block_bytes, choose_pool_blocks, layout_of
 from workers.engines.torch_engine.kv_types import choose_kv_dtype, read_traits, type_name
 from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.packing import PackingError, packs_to_bytes
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits
+from workers.engines.torch_engine.session_moves import SessionMoves
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.engines.torch_engine.shared_weights import CopyKind, map_weights
 from workers.engines.torch_engine.tier_memory import open_tiers
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.engines.torch_engine.weights import ModelWeights, load_weights
+from workers.kv.layout import KvLayout
 from workers.kv.tiers.heat import Heat
 from workers.kv.tiers.sessions import SessionTable
 
@@ -45,7 +48,12 @@ class LoadedEngine:
 
     loop: EngineLoop
     max_model_tokens: int
-    close_tiers: Callable[[], None] = lambda: None
+    moves: SessionMoves
+    """Only for the thread that runs the loop."""
+    kv_shape: bytes
+    """Names weights, element type and block shape: KV of another shape is of no use here."""
+    kv_block_bytes: int
+    close_tiers: Callable[[], None]
     """Gives back what lower tiers of KV blocks take on disk, once the loop has ended."""
 
 
@@ -81,28 +89,44 @@ def load_engine(
     )
     budget = settings.max_num_batched_tokens or _STEP_TOKENS.get(device.type, 512)
     limits = SchedulerLimits(settings.max_num_seqs, max(budget, settings.max_num_seqs))
+    store = tiers.store if tiers else None
+    scheduler = Scheduler(
+        memory.allocator,
+        limits,
+        salt=settings.model_name.encode(),
+        room=memory.room,
+        tiers=store,
+    )
+    sessions = SessionTable(heat, hot_blocks=blocks + (tiers.blocks if tiers else 0))
     loop = EngineLoop(
         Decoder(config, weights, memory.pool, attention),
         tokenizer,
         memory.allocator,
-        Scheduler(
-            memory.allocator,
-            limits,
-            salt=settings.model_name.encode(),
-            room=memory.room,
-            tiers=tiers.store if tiers else None,
-        ),
+        scheduler,
         metrics,
         eos_token_ids=config.eos_token_ids,
-        memory=KvMemoryOfSessions(
-            SessionTable(heat, hot_blocks=blocks + (tiers.blocks if tiers else 0)),
-            tiers.store if tiers else None,
-        ),
+        memory=KvMemoryOfSessions(sessions, store),
     )
-    if tiers is None:
-        return LoadedEngine(loop, memory.max_model_tokens)
-    tiers.wake(loop.nudge)
-    return LoadedEngine(loop, memory.max_model_tokens, tiers.close)
+    if tiers is not None:
+        tiers.wake(loop.nudge)
+    return LoadedEngine(
+        loop,
+        memory.max_model_tokens,
+        SessionMoves(memory.allocator, scheduler, memory.pool, sessions, store),
+        kv_shape=_kv_shape(settings, layout_of(config, kv_dtype)),
+        kv_block_bytes=block_bytes(config, kv_dtype),
+        close_tiers=_nothing if tiers is None else tiers.close,
+    )
+
+
+def _kv_shape(settings: EngineSettings, layout: KvLayout) -> bytes:
+    """Without the device: KV that was computed on another kind of it is as good."""
+    parts = (settings.model_name, settings.model_digest, replace(layout, kind="").digest)
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def _nothing() -> None:
+    """There are no tiers to close."""
 
 
 def _load_weights(

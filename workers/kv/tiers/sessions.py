@@ -103,18 +103,29 @@ class SessionTable:
         use.swaps += turn.swaps
         for tier, tokens in turn.cached_tokens.items():
             use.cached_tokens[tier] += tokens
-        self._heat.warm(chain)  # before the last turn's cool, so that what both have stays where it is
-        self._cool(session_id)
-        session.chain = chain
-        self._hot[session_id] = None
-        self._hot_blocks += len(chain)
-        while self._hot_blocks > self._most_hot:
-            self._cool(next(iter(self._hot)))
+        self._keep_hot(session_id, session, chain)
 
     def chain_of(self, session_id: str) -> tuple[bytes, ...]:
         """Digests of the whole blocks of a session's last turn; empty if it is not known."""
         session = self._sessions.get(session_id)
         return () if session is None else session.chain
+
+    def open_requests(self, session_id: str) -> int:
+        """Requests of a session that have not ended."""
+        session = self._sessions.get(session_id)
+        return 0 if session is None else session.use.open_requests
+
+    def adopt(self, session_id: str, chain: tuple[bytes, ...], *, now: float) -> None:
+        """A session came from another replica with what it holds: keep that hot for its next turn."""
+        self._keep_hot(session_id, self._see(session_id, now), chain)
+
+    def let_go(self, session_id: str) -> bool:
+        """A session went to another replica: what it holds goes first. False if a turn of it runs here."""
+        session = self._sessions.get(session_id)
+        if session is None or session.use.open_requests:
+            return False
+        self._forget(session_id)
+        return True
 
     def forget_old(self, *, now: float) -> None:
         """Let sessions go that are not live any more."""
@@ -130,6 +141,15 @@ class SessionTable:
             SessionRow(session_id, now - session.seen_at, session.use, len(session.chain))
             for session_id, session in reversed(self._sessions.items())
         ]
+
+    def _keep_hot(self, session_id: str, session: _Session, chain: tuple[bytes, ...]) -> None:
+        self._heat.warm(chain)  # before the last turn's cool, so that what both have stays where it is
+        self._cool(session_id)
+        session.chain = chain
+        self._hot[session_id] = None
+        self._hot_blocks += len(chain)
+        while self._hot_blocks > self._most_hot:
+            self._cool(next(iter(self._hot)))
 
     def _see(self, session_id: str, now: float) -> _Session:
         session = self._sessions.setdefault(session_id, _Session())

@@ -177,6 +177,14 @@ class TieredStore:
         if not self.thrash.active:
             self._demote(block, digest)
 
+    def read(self, digest: bytes) -> bytes | None:
+        """Content that lies in host memory or is on its way to the disk; `None` for what does not."""
+        host = self._find("host")
+        place = None if host is None else host.find(digest)
+        if place is not None:
+            return self._mover.read_host(place.slot)
+        return self._writing.get(digest)
+
     def note_computed(self, tokens_blocks: float, seconds: float) -> None:
         """Note how long it took to compute so many blocks' worth of tokens."""
         self._measure("compute", seconds / tokens_blocks)
