@@ -88,11 +88,6 @@ class PoolView:
         return _ratio(self.leased_blocks, self.facts["capacity_blocks"])
 
     @property
-    def leased_bytes(self) -> int | None:
-        """`None` where nobody told how large a block is."""
-        return self.leased_blocks * self.facts["block_bytes"] or None
-
-    @property
     def capacity_bytes(self) -> int | None:
         """`None` where nobody told how large a block is."""
         return self.facts["capacity_blocks"] * self.facts["block_bytes"] or None
@@ -106,8 +101,10 @@ class TierView:
     used_blocks: int
     capacity_blocks: int
     bar: tuple[Piece, ...]
+    shares: tuple[tuple[Mark, int], ...] = ()
+    """Blocks that each replica has there, as the bar shows them."""
     off: tuple[tuple[str, str], ...] = ()
-    """(replica, reason) of those that asked for it and do without."""
+    """(replicas, reason) of those that asked for it and do without."""
 
     @property
     def used_ratio(self) -> float | None:
@@ -261,9 +258,19 @@ def _tiers(rows: Sequence[ReplicaRow]) -> tuple[TierView, ...]:
         bar = _pieces(
             [("used", tier["used_blocks"]) for _, tier in own], capacity, [row.mark for row, _ in own]
         )
-        off = tuple((row.label, tier["off_reason"]) for row, tier in own if tier["off_reason"])
-        views.append(TierView(name, sum(tier["used_blocks"] for _, tier in own), capacity, bar, off))
+        shares = tuple((row.mark, tier["used_blocks"]) for row, tier in own if tier["used_blocks"])
+        used = sum(tier["used_blocks"] for _, tier in own)
+        views.append(TierView(name, used, capacity, bar, shares, _off(own)))
     return tuple(views)
+
+
+def _off(own: Sequence[tuple[ReplicaRow, Mapping[str, Any]]]) -> tuple[tuple[str, str], ...]:
+    """Who does without a tier, by reason: a full disk is every replica's."""
+    by_reason: dict[str, list[str]] = {}
+    for row, tier in own:
+        if tier["off_reason"]:
+            by_reason.setdefault(tier["off_reason"], []).append(row.label)
+    return tuple((", ".join(labels), reason) for reason, labels in by_reason.items())
 
 
 def _hits(rows: Sequence[ReplicaRow]) -> HitView:

@@ -91,7 +91,7 @@ def test_hits_misses_tiers_and_swaps_are_shown_where_engines_tell(
     text = text_of(viewer, node, "node_kv")
     for words in (
         "60 %", "no shared prefix", "shorter than a block", "evicted", "whole blocks of 16 tokens",
-        "Host memory", "96 of 128 blocks", "does without: the disk is full", "swaps no blocks now: 40% came",
+        "Host memory", "96 of 128 blocks", "without, since the disk is full", "swaps no blocks now: 40% came",
         "34 blocks were swapped out", "conversation of the last 15 min came from another replica",
     ):  # fmt: skip
         assert words in text, words

@@ -77,6 +77,7 @@ class Node:
         self.reports: list[v1.Report] = []
         self.process: subprocess.Popen[bytes] | None = None
         self.log = home.root / "agent.log"
+        self.script = _AGENT
         self.prefix: tuple[str, ...] = ()
         """What to start it with, such as `ip netns exec`."""
 
@@ -84,7 +85,7 @@ class Node:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*self.prefix, sys.executable, str(_AGENT), str(self.home.root)],
+                [*self.prefix, sys.executable, str(self.script), str(self.home.root)],
                 env=os.environ | self._env,
                 stdout=log,
                 stderr=log,
@@ -141,7 +142,12 @@ class Node:
         return next((r for r in beat.replicas if r.replica_id == replica_id), None)
 
     def wait_state(
-        self, replica_id: str, state: v1.ObservedState, *, attempt: int | None = None
+        self,
+        replica_id: str,
+        state: v1.ObservedState,
+        *,
+        attempt: int | None = None,
+        seconds: float = 20.0,
     ) -> v1.ReplicaObserved:
         def found() -> v1.ReplicaObserved | None:
             replica = self.replica(replica_id)
@@ -149,7 +155,8 @@ class Node:
                 return None
             return replica if attempt in (None, replica.attempt) else None
 
-        return wait_for(found, f"{replica_id} is {state.value}; now {self.replica(replica_id)}")
+        what = f"{replica_id} is {state.value}; now {self.replica(replica_id)}"
+        return wait_for(found, what, seconds=seconds)
 
     # -- commands --------------------------------------------------------------------------------
     def send(self, command: v1.Command) -> None:
