@@ -165,6 +165,7 @@ class SubjectModel:
 
 def make_subject(name: str, *, prompts: int, seed: int = 0) -> SubjectModel:
     """Draw a model of `MODELS`, ask transformers for the answers, load it into our engine."""
+    torch.set_num_threads(1)  # so small a model that threads only wait for one another
     kind, config = MODELS[name]
     torch.manual_seed(seed)
     reference: PreTrainedModel = kind(config).eval()  # type: ignore[no-untyped-call]  # theirs
@@ -408,7 +409,6 @@ def run_schedules(subject: SubjectModel, *, count: int, seed: int) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run all models' schedules; the first that goes wrong ends its model's run and is reported."""
-    torch.set_num_threads(1)
     began = time.monotonic()
     failures: list[str] = []
     models: dict[str, Any] = {}
