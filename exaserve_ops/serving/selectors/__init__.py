@@ -47,8 +47,8 @@ _SETTLED: dict[str, Any] = {
 
 
 _PLANNED_WITH = (
-    "name", "status", "wanted", "reason", "created_at", "role", "node", "replaces", "healing_note",
-    "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
+    "pk", "name", "status", "wanted", "reason", "created_at", "role", "node_id", "replaces_id",
+    "healing_note", "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
 )  # fmt: skip
 """Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
 
@@ -104,7 +104,7 @@ def deployment_snapshot(
     nodes = node_rooms(deployment_id, now=now)
     by_id = {node.node_id: node for node in nodes}
     rows = Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED)
-    replicas = list(rows.only(*_PLANNED_WITH))
+    replicas = list(rows.values_list(*_PLANNED_WITH, named=True))
     uuids = _accelerators_of([replica.pk for replica in replicas if replica.held_since is not None])
     request = placement_request(deployment)
     spilled = spilled_replicas(deployment_id) if request.wish.wants_slice else set()
@@ -178,7 +178,7 @@ def _whereabouts(node: Node | None) -> NodeRoom | None:
 
 
 def _replica_facts(
-    replica: Replica,
+    replica: Any,  # noqa: ANN401 - a replica, or a row with the fields of `_PLANNED_WITH`
     node: NodeRoom | None,
     *,
     sessions: int = 0,
