@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help up venv venv-dev chromium sshd test lint format types fast browser screenshots clean
+.PHONY: help up venv venv-dev chromium sshd test lint format types fast cuda browser screenshots clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -69,6 +69,9 @@ test: venv-dev chromium sshd lint types ## Everything: lint, contracts, types, t
 
 outages: venv-dev ## Take stores, leaders and nodes away, and see the fleet come back: minutes.
 	@$(BIN)/python -m pytest -m outage tests/system $(ARGS)
+
+cuda: venv-dev ## The tests that need a CUDA device: a minute or two. Skipped, with the reason, without one.
+	@$(BIN)/python -m pytest -m cuda tests/cuda -p no:tests.real_stores --log-level=INFO $(ARGS)
 
 browser: venv-dev chromium ## The browser tests only.
 	@$(BIN)/python -m pytest tests/browser $(ARGS)

@@ -77,6 +77,70 @@ def test_flex_attention_equals_grouped(kv_heads: int, window: int | None, kv_dty
     assert largest_difference(FlexAttention(compiled=False), config, window, needs, CPU) < 1e-5
 
 
+def varlen_in_words(  # noqa: PLR0913, PLR0917 - as the function that it stands for
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    query_starts: Tensor,
+    key_starts: Tensor | None,
+    most_queries: int,
+    most_keys: int,
+    *,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+    seqused_k: Tensor,
+    block_table: Tensor | None,
+) -> Tensor:
+    """A FAKE of `torch.nn.attention.varlen.varlen_attn`, which runs on CUDA only, after its documentation.
+
+    Sequence by sequence: the last query is at the last key; `window_size` says how many keys before and
+    behind its own place a query sees, -1 for all.
+    """
+    assert enable_gqa
+    mixed = torch.empty_like(query)
+    for at, (first, end, keys) in enumerate(zip(query_starts, query_starts[1:], seqused_k, strict=False)):
+        rows, count = int(end - first), int(keys)
+        assert rows <= most_queries
+        assert count <= most_keys
+        if block_table is None:
+            assert key_starts is not None
+            assert key_starts[at] + count <= key_starts[at + 1]
+            seen = slice(int(key_starts[at]), int(key_starts[at]) + count)
+            own_key, own_value = key[seen], value[seen]
+        else:
+            assert key_starts is None
+            pages = block_table[at].long()
+            own_key, own_value = (pool[pages].flatten(0, 1)[:count] for pool in (key, value))
+        places = torch.arange(count - rows, count)[:, None]
+        hidden = torch.arange(count) > places + window_size[1]
+        if window_size[0] >= 0:
+            hidden |= torch.arange(count) < places - window_size[0]
+        scores = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))
+        mixed[first:end] = torch.nn.functional.scaled_dot_product_attention(
+            query[first:end].transpose(0, 1)[None],
+            own_key.transpose(0, 1)[None],
+            own_value.transpose(0, 1)[None],
+            attn_mask=scores,
+            enable_gqa=True,
+        )[0].transpose(0, 1)
+    return mixed
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("window", [None, 1, 16, 33])
+def test_varlen_attention_tells_the_kernel_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch, window: int | None, *, paged: bool
+) -> None:
+    """What is handed over, given a kernel that does what its documentation says."""
+    from workers.engines.torch_engine import ragged_attention  # noqa: PLC0415 - takes seconds
+
+    monkeypatch.setattr(ragged_attention, "varlen_attn", varlen_in_words)
+    path = ragged_attention.VarlenAttention(paged=paged)
+    assert largest_difference(path, CONFIG, window, NEEDS, CPU) < 1e-5
+    if not paged:
+        assert largest_difference(path, CONFIG, window, replace(NEEDS, kv_dtype=FP8), CPU) < 1e-5
+
+
 def test_flex_mask_names_every_block_of_keys_that_is_seen() -> None:
     """What a compiled kernel skips: the mask of a CPU run does not show it, so it is checked by itself."""
     from workers.engines.torch_engine.ragged_attention import flex_mask  # noqa: PLC0415 - takes seconds
