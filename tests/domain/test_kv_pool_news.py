@@ -120,13 +120,21 @@ def test_reclaim_names_who_died_and_how_much_came_back() -> None:
     dead = Pool((Member(alive=False, leased_blocks=0), Member("b")), reclaimed_extents=9)
     [news] = watcher.look(dead, seconds=10)
     assert (news.event, news.replica_id, news.about) == ("kv_reclaimed", "", ("a",))
-    assert "32 blocks (131072 bytes)" in news.reason
+    assert news.reason.startswith("32 blocks (0.1 MiB) are wiped")
 
 
 def test_reclaim_names_a_replica_whose_next_attempt_is_there_already() -> None:
     watcher = Watcher()
     watcher.look(WELL)
     [news] = watcher.look(Pool((Member(attempt=2),), reclaimed_extents=1))
+    assert news.about == ("a",)
+
+
+def test_reclaim_names_a_replica_that_was_seen_dead_before_it_was_swept() -> None:
+    watcher = Watcher()
+    watcher.look(WELL)
+    assert watcher.look(Pool((Member(alive=False),))) == []
+    [news] = watcher.look(Pool((Member(alive=False, leased_blocks=0),), reclaimed_extents=2))
     assert news.about == ("a",)
 
 

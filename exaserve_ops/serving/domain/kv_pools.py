@@ -42,6 +42,9 @@ THRASHING, THRASH_OVER = "kv_thrash", "kv_thrash_over"
 RECLAIMED, DAMAGED, REPAIRED = "kv_reclaimed", "kv_damaged", "kv_repaired"
 
 
+_MIB = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class WatchPolicy:
     """How long something must last to be told, so that what comes and goes makes one event of each."""
@@ -93,8 +96,8 @@ class NodeMemory:
     reclaimed: Mapping[str, int] = field(default_factory=dict)
     """Extents by pool; a pool that is new to us begins with what it says."""
     damaged: Mapping[str, int] = field(default_factory=dict)
-    leased: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
-    """(attempt, blocks) of living replicas, by pool and replica."""
+    holders: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Attempts that hold any blocks, by pool and replica; one that died is among them until it is swept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +127,10 @@ def follow_node(
         {pool.pool_id: pool.reclaimed_extents for pool in sight.pools},
         {pool.pool_id: pool.damaged_blocks for pool in sight.pools},
         {
-            (pool.pool_id, member.replica_id): (member.attempt, member.leased_blocks)
+            (pool.pool_id, member.replica_id): member.attempt
             for pool in sight.pools
             for member in pool.members
-            if member.alive
+            if member.leased_blocks
         },
     )
     return after, news
@@ -159,7 +162,7 @@ def _why_short(pool: PoolFacts, member: PoolMemberFacts, policy: WatchPolicy) ->
     )
     return (
         f"{member.waiting_requests} requests wait for {member.short_blocks} more blocks"
-        f" since more than {policy.short_seconds:g} s: it holds {member.leased_blocks}, and {cause}"
+        f" for more than {policy.short_seconds:g} s: it holds {member.leased_blocks}, and {cause}"
     )
 
 
@@ -185,7 +188,8 @@ def _reclaim_news(memory: NodeMemory, pools: Sequence[PoolFacts]) -> list[News]:
         taken = pool.reclaimed_extents - memory.reclaimed.get(pool.pool_id, pool.reclaimed_extents)
         if taken > 0:  # fewer than before: another pool of the same layout
             blocks = taken * pool.extent_blocks
-            reason = f"{blocks} blocks ({blocks * pool.block_bytes} bytes) are wiped and free again"
+            size = f" ({blocks * pool.block_bytes / _MIB:,.1f} MiB)" if pool.block_bytes else ""
+            reason = f"{blocks} blocks{size} are wiped and free again"
             news.append(News(RECLAIMED, reason, about=_dead_holders(memory, pool)))
     return news
 
@@ -195,8 +199,8 @@ def _dead_holders(memory: NodeMemory, pool: PoolFacts) -> tuple[str, ...]:
     living = {(member.replica_id, member.attempt) for member in pool.members if member.alive}
     return tuple(
         replica_id
-        for (pool_id, replica_id), (attempt, blocks) in memory.leased.items()
-        if pool_id == pool.pool_id and blocks and (replica_id, attempt) not in living
+        for (pool_id, replica_id), attempt in memory.holders.items()
+        if pool_id == pool.pool_id and (replica_id, attempt) not in living
     )
 
 
