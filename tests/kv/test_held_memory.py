@@ -255,6 +255,16 @@ def test_pool_that_was_removed_is_let_go(folder: Path, start: StartTenant, holde
     wait_until(lambda: holder.status().lent_extents == 0)
 
 
+def test_holder_ends_when_the_nodes_pools_are_taken_down(
+    folder: Path, start: StartTenant, holder: HolderProcess
+) -> None:
+    tenant = start("last")
+    tenant.ask("take", count=2, needed=2 * SIZE)
+    tenant.kill()
+    NodePools(folder).remove_all()
+    assert holder.process.wait(20) == 0
+
+
 def test_new_holder_takes_the_place_of_an_old_one(folder: Path, holder: HolderProcess) -> None:
     second = HolderProcess(holder.kind, folder)
     try:
