@@ -248,6 +248,18 @@ def test_claims_of_one_card_add_up_to_no_more_than_is_planned_with() -> None:
     assert place(0.99) == [False]
 
 
+def test_what_is_promised_beyond_the_need_is_told_with_both_figures() -> None:
+    claims = PlacementRequest("torch", 2 * GIB, terms=Terms(claimed_millionths=900_000))
+    choice = choose_placement(claims, [node("n", card("GPU-1", 24))])
+    assert isinstance(choice, Placement)
+    assert "22118 MiB are promised to it by its engine's share, and it needs 2048 MiB" in choice.why
+    share = MpsShare(memory_bytes=5 * GIB)
+    limited = PlacementRequest("torch", 2 * GIB, wish=AcceleratorWish(mps=share), terms=Terms(mps=share))
+    choice = choose_placement(limited, [node("n", card("GPU-1", 24))])
+    assert isinstance(choice, Placement)
+    assert "5120 MiB are promised to it by its MPS limit, and it needs 2048 MiB" in choice.why
+
+
 def test_claim_that_is_less_than_what_is_needed_is_refused_with_both_figures() -> None:
     request = PlacementRequest("torch", 20 * GIB, terms=Terms(claimed_millionths=400_000))
     refusal = choose_placement(request, [node("n", card("GPU-1", 24))])

@@ -365,6 +365,10 @@ def _placement(request: PlacementRequest, node: NodeRoom, fit: _Fit, spread_why:
     words = [request.opened] if request.opened else []
     if fit.shares_weights:
         words.append(f"its weights lie there already, it adds {_mib(fit.reserved_bytes)} MiB")
+    if fit.reserved_bytes > request.memory_bytes:
+        by = "its engine's share" if request.terms.claimed_millionths else "its MPS limit"
+        told = f"{_mib(fit.reserved_bytes)} MiB are promised to it by {by}"
+        words.append(f"{told}, and it needs {_mib(request.memory_bytes)} MiB")
     why = "; ".join([spread_why, *words])
     return Placement(
         node.node_id, node.name, fit.uuids, why, fit.reserved_bytes, fit.shares_weights, request.opened
