@@ -105,7 +105,11 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def engine_starter(
-    folder: Path, *, kv_pool_dir: Path | None = None, holder: Path | None = None
+    folder: Path,
+    *,
+    kv_pool_dir: Path | None = None,
+    kv_disk_dir: Path | None = None,
+    holder: Path | None = None,
 ) -> Iterator[StartEngine]:
     """Yield a function that starts engines; all of them end with the block."""
     started: list[EngineProcess] = []
@@ -131,6 +135,7 @@ def engine_starter(
             api_key=secrets.token_hex(8) if api_key is None else api_key,
             runtime_dir=runtime,
             kv_pool_dir=kv_pool_dir,
+            kv_disk_dir=kv_disk_dir,
             holder=holder,
         )
         adapter = ENGINES[engine]

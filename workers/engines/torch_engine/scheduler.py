@@ -167,9 +167,9 @@ class Scheduler:
         return block_hash_chain(tokens, salt=self._salt)
 
     def prefetch(self, chain: Sequences[bytes]) -> int:
-        """Begin to bring what lies below of a chain into blocks that nobody needs; returns how many.
+        """Begin to bring what lies below of a chain into blocks that no request holds; returns how many.
 
-        It is given up as soon as anybody needs the blocks.
+        It takes at most half of them, the coldest, and is given up as soon as a request needs them.
         """
         cached = self._allocator.match(chain)
         more = self._tiers.choose_fetch(chain[len(cached) :])
@@ -177,8 +177,7 @@ class Scheduler:
             return 0
         sequence = Sequence("prefetch", [], chain=list(chain))
         self._take(sequence, cached)
-        cold = self._allocator.available - self._allocator.hot_cached - len(self._running)
-        more = more[: max(0, cold)]
+        more = more[: max(0, self._allocator.available - len(self._running)) // 2]
         self._start_fetch(sequence, more, awaited=False)
         self._announced.append(sequence)
         return len(more)
