@@ -197,6 +197,7 @@ def _describe_replica(seen: v1.ReplicaObserved) -> dict[str, Any]:
         "active_requests": seen.active_requests,
         "uptime_seconds": seen.uptime_seconds,
         "retry_in_seconds": seen.retry_in_seconds,
+        "memory_used_bytes": seen.memory_used_bytes,
         "load": None if seen.telemetry is None else msgspec.structs.asdict(seen.telemetry),
     }
 

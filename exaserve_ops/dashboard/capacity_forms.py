@@ -101,8 +101,9 @@ class CapacityForm(forms.Form):
     )
 
     def __init__(self, data: QueryDict | None) -> None:
-        """Bind to the address; `None` or an empty one shows the form with its first values."""
-        super().__init__(data or None, initial=_INITIAL)
+        """Bind to the address. One that asks nothing yet shows first values, and those that it names."""
+        asks = data is not None and "prompt_tokens" in data
+        super().__init__(data if asks else None, initial=_INITIAL | (data.dict() if data else {}))
         self.kinds = accelerator_kinds()
         names = list(Model.objects.order_by("name").values_list("name", flat=True))
         running = Deployment.objects.exclude(status=DELETED).order_by("name").values_list("name", flat=True)
@@ -117,7 +118,7 @@ class CapacityForm(forms.Form):
     @property
     def model_fields(self) -> list[BoundField]:
         """What runs."""
-        return self.group("model", "config", "weights_gib", "engine", "engine_version", "engine_options")
+        return self.group("model", "weights_gib", "config", "engine", "engine_version", "engine_options")
 
     @property
     def node_fields(self) -> list[BoundField]:

@@ -92,6 +92,7 @@ urlpatterns = [
         deployments.deployment_plan,
         name="deployment_plan",
     ),
+    path("deployments/<uuid:deployment_id>/memory", capacity.deployment_memory, name="deployment_memory"),
     path("replicas", replicas.replicas, name="replicas"),
     path("replicas/loads", replicas.replica_loads, name="replica_loads"),
     path("replicas/<uuid:replica_id>", replicas.replica, name="replica"),

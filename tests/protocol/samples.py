@@ -101,7 +101,7 @@ _TELEMETRY_1_4 = msgspec.structs.replace(
     kv_thrash_reason="40% of what came in left again",
     prefix_miss_tokens_total={"evicted": 16.0},
 )
-_REPLICA = msgspec.structs.replace(_REPLICA_1_3, telemetry=_TELEMETRY_1_4)
+_REPLICA = msgspec.structs.replace(_REPLICA_1_3, telemetry=_TELEMETRY_1_4, memory_used_bytes=1 << 29)
 
 _ACCELERATOR_1_0 = v1.AcceleratorInfo(
     uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3

@@ -19,6 +19,7 @@ from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
 from workers.agent.credential import LinkFile
 from workers.agent.facts import Held
+from workers.agent.footprints import Footprints
 from workers.agent.foreign import ForeignWatch, Places
 from workers.agent.hardware import HardwareWatch
 from workers.agent.heartbeat import Reporter
@@ -87,6 +88,7 @@ class Agent:
             self._submit,
             grace_seconds=config.stop_grace_seconds,
         )
+        self._footprints = Footprints(self._journal.attempts, self._replicas_on_cards)
         self._foreign = ForeignWatch(
             identity.node_id,
             self._probe(),
@@ -94,6 +96,7 @@ class Agent:
             self._places,
             on_misplaced=self._say_hello,
             describe=self._leftovers.describe,
+            on_processes=self._footprints.take,
         )
         self._reporter = Reporter(
             identity.redis_url,
@@ -240,6 +243,19 @@ class Agent:
             {device.uuid: device.parent_uuid for device in devices if device.parent_uuid},
         )
 
+    def _replicas_on_cards(self) -> dict[str, bool]:
+        """Whether each replica that is wanted here runs on cards, and not on the machine's processors."""
+        cards = {device.uuid for device in self._hardware.survey.accelerators if device.kind != "cpu"}
+        wish = self._journal.wish()
+        return {s.replica_id: bool(cards & set(s.accelerator_uuids)) for s in (wish.specs if wish else ())}
+
+    def _replicas(self) -> tuple[v1.ReplicaObserved, ...]:
+        used = self._footprints.used_bytes
+        return tuple(
+            msgspec.structs.replace(seen, memory_used_bytes=used.get(seen.replica_id))
+            for seen in self._reconciler.replicas
+        )
+
     def _hello(self, reconnect: bool) -> v1.Hello:  # noqa: FBT001 - a callback with one argument
         survey, limits = self._hardware.survey, read_limits()
         return v1.Hello(
@@ -282,7 +298,7 @@ class Agent:
                 reconcile_restarts=self._loop.restarts,
                 reconcile_error=self._loop.error,
             ),
-            replicas=self._reconciler.replicas,
+            replicas=self._replicas(),
             unknown_processes=(*self._reconciler.unknown, *self._foreign.found),
             host=self._host.read(),
             kv_pools=self._runner.kv_pools.facts(),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -46,6 +46,7 @@ class ForeignWatch:
         *,
         on_misplaced: Callable[[], None],
         describe: Callable[[UnknownProcess], UnknownProcess | None],
+        on_processes: Callable[[Sequence[AcceleratorProcess]], None] = lambda _: None,
     ) -> None:
         self._node_id = node_id
         self._probe = probe
@@ -53,6 +54,7 @@ class ForeignWatch:
         self._places = places
         self._on_misplaced = on_misplaced
         self._describe = describe
+        self._on_processes = on_processes
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="foreign", daemon=True)
         self._seen_misplaced: frozenset[str] = frozenset()
@@ -82,6 +84,7 @@ class ForeignWatch:
         processes = self._probe.processes()
         labels = {process.pid: read_label(process.pid) for process in processes}
         self._note_misplaced(processes, labels)
+        self._on_processes(processes)
         strangers = (
             UnknownProcess(
                 pid=process.pid,

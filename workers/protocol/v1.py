@@ -303,6 +303,8 @@ class ReplicaObserved(_Struct, frozen=True, kw_only=True):
     """Requests ran and no token came for its stall limit; the agent ends and restarts it."""
     held_by_pids: tuple[int, ...] = ()
     """Processes that hold the memory, or are left of the last attempt, that it waits for."""
+    memory_used_bytes: int | None = None
+    """Really taken: of its cards all together, or of the machine's on a CPU. Since 1.4."""
 
 
 class UnknownProcess(_Struct, frozen=True, kw_only=True):

@@ -5,20 +5,24 @@ from __future__ import annotations
 import json
 from typing import Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.views.decorators.http import require_safe
 
 from exaserve_ops.dashboard.access import requires
 from exaserve_ops.dashboard.capacity_forms import GIB, CapacityForm
+from exaserve_ops.dashboard.memory_figures import memory_of
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.fleet_plan import plan_fleet
+from exaserve_ops.serving.domain.lifecycle import STOPPED
 from exaserve_ops.serving.domain.memory_breakdown import breakdown
 from exaserve_ops.serving.domain.memory_plan import FITS, TIGHT
 from exaserve_ops.serving.domain.reference_points import ReferencePoint, reference_points
+from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.selectors.capacity import workload_of
 
 _TONES = {FITS: "good", TIGHT: "warn"}
@@ -37,6 +41,18 @@ def capacity(request: HttpRequest) -> HttpResponse:
             name, _, option = error.field.partition(".")
             form.add_error(name if name in form.fields else None, f"{option}: {error.message}".lstrip(": "))
     return render(request, "capacity/page.html", context)
+
+
+@require_safe
+@requires("serving.view_deployment")
+def deployment_memory(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
+    """Show what a replica needs, what is reserved for it, and what it is seen to take."""
+    found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
+    rows = found.replica_set.exclude(status=STOPPED).prefetch_related("accelerators").order_by("name")
+    memory = memory_of(found, rows, now_seconds=clock.unix_seconds())
+    tone = _TONES.get(memory.plan.verdict if memory.plan else "", "bad")
+    context = {"deployment": found, "memory": memory, "tone": tone}
+    return render(request, "deployments/memory.html", context)
 
 
 def _answer(form: CapacityForm) -> dict[str, Any]:

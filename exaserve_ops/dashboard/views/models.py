@@ -17,6 +17,8 @@ from exaserve_ops.dashboard.ports import model_folder_reader
 from exaserve_ops.dashboard.reading import history_of
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
+from exaserve_ops.serving.domain.kv_bytes import kv_bytes_of
+from exaserve_ops.serving.domain.kv_layout import UnknownLayout
 from exaserve_ops.serving.domain.lifecycle import DELETED
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.selectors import live_deployments
@@ -41,9 +43,12 @@ def models(request: HttpRequest) -> HttpResponse:
 def model(request: HttpRequest, model_id: UUID) -> HttpResponse:
     """Show one model: what it needs, its files, who serves it."""
     found = get_object_or_404(Model, pk=model_id)
+    kv = kv_bytes_of(found.planning_config)
     context = {
         "title": found.name,
         "model": found,
+        "kv": kv,
+        "kv_unknown": kv.summary() if isinstance(kv, UnknownLayout) else "",
         "files": found.files.all(),
         "deployments": live_deployments().filter(model=model_id),
         "events": history_of("model", model_id),

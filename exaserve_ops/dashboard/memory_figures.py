@@ -1,0 +1,121 @@
+"""Three numbers of a deployment's memory, told apart: needed, reserved, and what is seen to be taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from exaserve_ops.dashboard.ports import live_reader
+from exaserve_ops.dashboard.reading import LOAD_SECONDS
+from exaserve_ops.serving.domain.engine_complaints import Complaint, read_complaint
+from exaserve_ops.serving.domain.engine_launch import EngineLaunch, LaunchError, read_launch
+from exaserve_ops.serving.domain.memory_plan import (
+    AcceleratorMemory,
+    MemoryPlan,
+    ModelFigures,
+    PlanUnknown,
+    SequenceMix,
+    plan_memory,
+)
+from exaserve_ops.serving.models import Deployment, Replica
+
+OVER_RATIO = 1.05
+"""Observed above this part of what is reserved is told: below, it is how tools and pages round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What one replica takes."""
+
+    replica: Replica
+    bytes: int
+    over_bytes: int
+    """Beyond what is reserved; 0 if it keeps within."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentMemory:
+    """The three numbers, each of one replica on all its accelerators."""
+
+    plan: MemoryPlan | None
+    unknown: str
+    """Why there is no plan; empty if there is one."""
+    needed_low_bytes: int | None
+    needed_bytes: int | None
+    reserved_bytes: int
+    reserved_by: str
+    observed: tuple[Observed, ...]
+    complaint: Complaint | None
+    """What an engine said when it ended for want of memory."""
+
+    @property
+    def most(self) -> Observed | None:
+        """The replica that takes most."""
+        return max(self.observed, key=lambda seen: seen.bytes, default=None)
+
+    @property
+    def over(self) -> list[Observed]:
+        """Replicas that take clearly more than is reserved, the worst first."""
+        beyond = [seen for seen in self.observed if seen.over_bytes]
+        return sorted(beyond, key=lambda seen: -seen.over_bytes)
+
+
+def memory_of(deployment: Deployment, replicas: Iterable[Replica], *, now_seconds: float) -> DeploymentMemory:
+    """Three numbers of a deployment; `replicas` with their accelerators."""
+    rows = list(replicas)
+    each = max(1, deployment.accelerators_per_replica)
+    plan = _plan(deployment, rows, each)
+    known = plan if isinstance(plan, MemoryPlan) else None
+    reserved, rule = deployment.replica_memory_bytes, "memory per replica, as the deployment says"
+    if known is not None and known.claim.bytes * each > reserved:
+        reserved, rule = known.claim.bytes * each, known.claim.rule
+    return DeploymentMemory(
+        plan=known,
+        unknown="" if known is not None else str(plan),
+        needed_low_bytes=None if known is None else known.needed_low_bytes * each,
+        needed_bytes=None if known is None else known.needed_bytes * each,
+        reserved_bytes=reserved,
+        reserved_by=rule,
+        observed=tuple(_observed(rows, reserved, now_seconds)),
+        complaint=next(filter(None, (read_complaint(row.exit_log_tail) for row in rows)), None),
+    )
+
+
+def _plan(deployment: Deployment, rows: list[Replica], each: int) -> MemoryPlan | str:
+    try:
+        launch = read_launch(deployment.engine, deployment.engine_options)
+    except LaunchError as error:
+        return str(error)
+    room = _accelerator(rows)
+    if room is None:
+        return "no replica has been placed yet"
+    model = deployment.model
+    figures = ModelFigures(model.name, model.planning_config, model.weights_bytes)
+    budget = deployment.replica_memory_bytes // each or None
+    plan = plan_memory(figures, _split(launch, each), room, SequenceMix(1), budget_bytes=budget)
+    return plan.reason if isinstance(plan, PlanUnknown) else plan
+
+
+def _split(launch: EngineLaunch, accelerators: int) -> EngineLaunch:
+    """An engine that is given several accelerators splits the model over them, unless told otherwise."""
+    if launch.ways != 1 or accelerators == 1:
+        return launch
+    return replace(launch, kv=replace(launch.kv, tensor_parallel=accelerators))
+
+
+def _accelerator(rows: list[Replica]) -> AcceleratorMemory | None:
+    for row in rows:
+        for accelerator in row.accelerators.all():
+            return AcceleratorMemory(accelerator.memory_bytes, accelerator.kind)
+    return None
+
+
+def _observed(rows: list[Replica], reserved: int, now_seconds: float) -> Iterable[Observed]:
+    nodes = live_reader().read_nodes({str(row.node_id) for row in rows if row.node_id})
+    for row in rows:
+        node = nodes.get(str(row.node_id), {})
+        if now_seconds - (node.get("received_at") or 0) > LOAD_SECONDS:
+            continue
+        used = (node.get("replicas", {}).get(str(row.pk)) or {}).get("memory_used_bytes")
+        if used is not None:
+            yield Observed(row, used, used - reserved if reserved and used > reserved * OVER_RATIO else 0)
