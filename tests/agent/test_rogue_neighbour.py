@@ -47,7 +47,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
 class Neighbours:
     """The two replicas of the node."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
+    def __init__(
+        self, node: Node, folder: Path, *, ceiling: int = BLOCKS, stall_seconds: float = 60.0
+    ) -> None:
         self.node = node
         self.deed_file = folder / "deed"
         make_demo_model(folder / "model")
@@ -60,8 +62,10 @@ class Neighbours:
         rogue = make_spec(
             "rogue", model=model, engine="rogue",
             engine_options={
-                "blocks": BLOCKS, "layout": json.dumps(asdict(layout)), "deed_file": str(self.deed_file)
+                "blocks": BLOCKS,
+                "ceiling": ceiling, "layout": json.dumps(asdict(layout)), "deed_file": str(self.deed_file)
             },
+            stall_seconds=stall_seconds,
         )  # fmt: skip
         node.wish(victim, rogue)
         self.victim = self.ready("victim", 1)
@@ -105,9 +109,9 @@ class Neighbours:
     def row(self, replica_id: str) -> KvPoolMember:
         return next(row for row in self.pool().members if row.replica_id == replica_id)
 
-    def wait_hoarded(self) -> None:
+    def wait_hoarded(self, blocks: int = BLOCKS) -> None:
         """Until the rogue holds all that it may."""
-        wait_for(lambda: self.row("rogue").leased_blocks == BLOCKS, "it hoards", seconds=PATIENCE_SECONDS)
+        wait_for(lambda: self.row("rogue").leased_blocks >= blocks, "it hoards", seconds=PATIENCE_SECONDS)
 
     def wait_reclaimed(self, more_than: int) -> int:
         wait_for(
@@ -154,6 +158,18 @@ def test_engine_that_hoards_scribbles_and_dies_harms_no_answer_of_its_neighbour(
     assert victim is not None
     assert (victim.pid, victim.attempt, victim.restarts) == (neighbours.victim.pid, 1, 0)
     assert neighbours.pool().damaged_blocks == 0
+
+
+def test_engine_that_keeps_what_its_neighbour_is_guaranteed_is_ended(node: Node, tmp_path: Path) -> None:
+    neighbours = Neighbours(node, tmp_path, ceiling=2 * BLOCKS, stall_seconds=5.0)
+    neighbours.wait_hoarded(BLOCKS + 16)
+
+    def ended_for_it() -> bool:
+        neighbours.answers()  # which wait for what the other keeps, and come
+        seen = [r.last_exit for beat in node.all(v1.Heartbeat) for r in beat.replicas if r.last_exit]
+        return any("keeps KV blocks that other replicas are guaranteed" in last.why for last in seen)
+
+    wait_for(ended_for_it, "the hoarder is ended", seconds=PATIENCE_SECONDS)
 
 
 def test_limits_reach_a_running_engine_and_outlive_the_agent(node: Node, tmp_path: Path) -> None:

@@ -34,12 +34,13 @@ class Plan:
     replica_id: str
     attempt: int
     blocks: int
+    ceiling: int
     layout: dict[str, object]
     deed_file: str
 
 
 class RogueAdapter:
-    """Launches this script; options: `blocks`, `layout` (JSON) and `deed_file`."""
+    """Launches this script; options: `blocks`, `ceiling`, `layout` (JSON) and `deed_file`."""
 
     name = "rogue"
     port_count = 1
@@ -51,9 +52,14 @@ class RogueAdapter:
 
     def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
         plan = Plan(
-            str(context.kv_pool_dir), context.replica_id, context.attempt, int(options["blocks"]),
-            json.loads(str(options["layout"])), str(options["deed_file"]),
-        )  # fmt: skip
+            folder=str(context.kv_pool_dir),
+            replica_id=context.replica_id,
+            attempt=context.attempt,
+            blocks=int(options["blocks"]),
+            ceiling=int(options["ceiling"]),
+            layout=json.loads(str(options["layout"])),
+            deed_file=str(options["deed_file"]),
+        )
         arguments = (context.host, str(context.ports[0]), json.dumps(asdict(plan)))
         argv = (sys.executable, "-u", str(Path(__file__)), *arguments)
         return Launch(argv=argv, env={"PYTHONPATH": str(ROOT)})
@@ -75,14 +81,14 @@ def main() -> None:
     host, port, text = sys.argv[1:]
     plan = Plan(**json.loads(text))
     layout = KvLayout(**plan.layout)  # type: ignore[arg-type]  # as it was written
-    terms = Terms(plan.blocks, plan.blocks, plan.blocks)
+    terms = Terms(plan.blocks, plan.blocks, plan.ceiling)
     member = join(Path(plan.folder), layout, plan.replica_id, plan.attempt, terms)
     address, size = address_of(member)
     server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
     threading.Thread(target=server.serve_forever, args=(_LISTEN_SECONDS,), daemon=True).start()
     deed = Path(plan.deed_file)
     while True:
-        member.take(1, Use(live=plan.blocks, needed=10 * plan.blocks, waiting=9))
+        member.take(1, Use(live=plan.ceiling, needed=10 * plan.blocks, waiting=9))
         for extent in member.extents:
             ctypes.memset(address + extent * layout.extent_bytes, 0xFF, layout.extent_bytes)
         if deed.exists():

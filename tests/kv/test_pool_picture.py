@@ -175,6 +175,29 @@ def test_commanded_limits_hold_at_once_and_refusals_say_why(folder: Path) -> Non
     member.close()
 
 
+def test_who_keeps_what_others_are_guaranteed_is_told_by_giving_nothing_back(folder: Path) -> None:
+    keeper, wanted = KvPoolKeeper(folder), {"hoarder", "owner"}
+    hoarder = join(folder, LAYOUT, "hoarder", 1, Terms(32, ceiling_blocks=64))
+    owner = join(folder, LAYOUT, "owner", 1, Terms(32))
+    held = hoarder.take(4, Use(live=64, needed=64))
+    keeper.tend(wanted, now=0.0)
+    assert keeper.hoarding_seconds(("hoarder", 1)) == 0, "nobody waits for it"
+    owner.take(2, Use(needed=32, waiting=1))
+    for now in (2.0, 4.0, 600.0, 602.0):
+        keeper.tend(wanted, now=now)
+    assert keeper.hoarding_seconds(("hoarder", 1)) == 6, "as far as was looked"
+    assert keeper.hoarding_seconds(("owner", 1)) == 0
+    hoarder.give(held[:1], Use(live=48, needed=64))
+    keeper.tend(wanted, now=604.0)
+    assert keeper.hoarding_seconds(("hoarder", 1)) == 0, "slow is not unwilling"
+    hoarder.give(held[1:2], Use(live=32, needed=64))
+    owner.take(2, Use(needed=32, waiting=1))
+    keeper.tend(wanted, now=606.0)
+    assert keeper.hoarding_seconds(("hoarder", 1)) == 0
+    hoarder.close()
+    owner.close()
+
+
 def test_pool_is_looked_at_the_less_often_the_longer_it_takes(folder: Path) -> None:
     member = join(folder, LAYOUT, "r0", 1, Terms(32))
     ticks = iter([0.0, 0.5, 0.5, 5.0, 11.0, 11.0, 11.0])

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Set
 from pathlib import Path
 
+from workers.kv.hoards import AttemptKey, Hoard, follow_hoards
 from workers.kv.ledger import PoolJoinError
 from workers.kv.pool import MemberStatus, NodePools, PoolStatus
 from workers.kv.table import TableError
@@ -16,6 +17,8 @@ from workers.protocol.kv_pools import KvPool, KvPoolMember, pack_map
 
 _SWEEP_SECONDS = 1.0
 _CHECK_SECONDS = 60.0
+_LONGEST_LOOK_SECONDS = 2.0
+"""Between two looks no more than this counts: an agent that stood still has seen nothing."""
 _LOOK_SPACING = 20.0
 """A look at the pools costs more where they are large, and is made so many times its cost apart."""
 
@@ -34,6 +37,7 @@ class KvPoolKeeper:
         self._error = ""
         self._facts: tuple[KvPool, ...] = ()
         self._facts_due = float("-inf")
+        self._hoards: dict[AttemptKey, Hoard] = {}
         self.reclaimed_extents = 0
         """Taken from dead replicas by this agent."""
 
@@ -44,10 +48,12 @@ class KvPoolKeeper:
         """
         if now - self._swept_at < _SWEEP_SECONDS:
             return
+        passed = min(now - self._swept_at, _LONGEST_LOOK_SECONDS)
         self._swept_at = now
         check = now - self._checked_at >= _CHECK_SECONDS
         try:
             taken = self._pools.sweep(wanted, check_records=check)
+            self._hoards = follow_hoards(self._hoards, self._pools.debts(), passed_seconds=passed)
         except (OSError, TableError) as error:
             if str(error) != self._error:  # each second would say the same again
                 logger.warning("KV pools in %s: %s", self.folder, error)
@@ -59,6 +65,11 @@ class KvPoolKeeper:
         if taken:
             self.reclaimed_extents += taken
             logger.info("reclaimed %d extents of KV blocks from dead replicas", taken)
+
+    def hoarding_seconds(self, key: AttemptKey) -> float:
+        """For how long an attempt has kept all of what others are guaranteed and wait for; 0: it has not."""
+        hoard = self._hoards.get(key)
+        return hoard.seconds if hoard is not None else 0.0
 
     def set_limits(self, replica_id: str, minimum_blocks: int, ceiling_blocks: int) -> None:
         """Change a running replica's limits. Raises `PoolJoinError`, `LookupError` or `TableError`."""

@@ -84,10 +84,11 @@ class Reconciler:
         return not self.last_error and any(decision.actions for decision in decisions)
 
     def _take(self, now: float) -> Snapshot:
-        snapshot = self._observer.take({})
+        hoarding = self._runner.kv_pools.hoarding_seconds
+        snapshot = self._observer.take({}, hoarding)
         open_attempts = {row.key for row in snapshot.attempts.values()}
         strays = self._strays.look(open_attempts, may_stop=snapshot.wish is not None, now=now)
-        return self._observer.take(strays) if strays else snapshot
+        return self._observer.take(strays, hoarding) if strays else snapshot
 
     def _apply(self, snapshot: Snapshot, decisions: tuple[Decision, ...], now: float, gate: Gate) -> str:
         """Apply what was decided, each replica by itself. Returns the last error, if any."""

@@ -14,11 +14,16 @@ from workers.agent.model_files import ModelVerifier
 from workers.agent.probing import ProbeState
 from workers.agent.processes import ExitRecord, LaunchLabel, ProcessId
 from workers.agent.scraper import Scraper
+from workers.kv.hoards import AttemptKey
 from workers.protocol.v1 import ReplicaSpec
 
 HeldMemory = Callable[[ReplicaSpec], Held | None]
 """Who holds memory that a replica was promised."""
 
+Hoarding = Callable[[AttemptKey], float]
+"""For how long an attempt has kept KV blocks that others are guaranteed, in seconds."""
+
+_HOARDS = "it keeps KV blocks that other replicas are guaranteed and wait for"
 _LINES_TO_JUDGE = 40
 _JUDGED_WIDTH = 1000
 
@@ -52,7 +57,7 @@ class Observer:
         self._scraper = scraper
         self._verifier = verifier
 
-    def take(self, strays: Mapping[str, tuple[int, ...]]) -> Snapshot:
+    def take(self, strays: Mapping[str, tuple[int, ...]], hoarding: Hoarding = lambda _key: 0.0) -> Snapshot:
         """Look at everything once. `strays`: pids of unknown processes by replica id."""
         wish = self._journal.wish()
         specs = {spec.replica_id: spec for spec in wish.specs} if wish else {}
@@ -67,7 +72,9 @@ class Observer:
                 self._replica_facts(
                     row,
                     specs.get(replica_id),
-                    None if attempt is None else self._attempt_facts(attempt, probes[replica_id]),
+                    None
+                    if attempt is None
+                    else self._attempt_facts(attempt, probes[replica_id], hoarding(attempt.key)),
                     strays.get(replica_id, ()),
                 )
             )
@@ -122,12 +129,14 @@ class Observer:
             attempt=attempt,
         )
 
-    def _attempt_facts(self, row: AttemptRow, probe: ProbeState) -> AttemptFacts:
+    def _attempt_facts(self, row: AttemptRow, probe: ProbeState, hoarding_seconds: float) -> AttemptFacts:
         ended = processes.read_exit(Path(row.runtime_dir))
         pids = self._living(row, ended)
         ready_at = row.ready_at if row.ready_at is not None else probe.ready_at_seconds
         drained = row.drain_since
         idle = [t for t in probe.idle_times_seconds if drained is not None and t > drained]
+        # Whoever gives nothing back for so long does not work on, whatever its counters say.
+        hoards = hoarding_seconds > probe.progress.still_seconds
         return AttemptFacts(
             attempt=row.attempt,
             launch_digest=row.launch_digest,
@@ -146,9 +155,9 @@ class Observer:
             kill_sent_at_seconds=row.kill_sent_at,
             stop_reason=row.stop_reason,
             stop_blames_engine=row.stop_blames_engine,
-            still_seconds=probe.progress.still_seconds,
-            still_text=probe.progress.still_text,
-            has_generated=probe.progress.has_generated,
+            still_seconds=max(hoarding_seconds, probe.progress.still_seconds),
+            still_text=_HOARDS if hoards else probe.progress.still_text,
+            has_generated=hoards or probe.progress.has_generated,
             stalled=row.stalled,
         )
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.kv.arena import ARENA_FILE, Arenas, FileScrubber
+from workers.kv.hoards import AttemptKey, Debt
 from workers.kv.layout import KvLayout
 from workers.kv.ledger import Ledger
 from workers.kv.marks import Marks
@@ -195,6 +196,20 @@ class NodePools:
     def status(self) -> tuple[PoolStatus, ...]:
         """Return how every pool is used now."""
         return tuple(pool_status(home) for home in self._homes())
+
+    def debts(self) -> dict[AttemptKey, Debt]:
+        """Return what each replica holds, and what of it others are guaranteed and wait for."""
+        found: dict[AttemptKey, Debt] = {}
+        for home in self._homes():
+            with _opened(home) as (table, ledger):
+                slots = table.read_slots()
+                members = ledger.members(slots)
+                waits = any(member.leased < member.floor for member in members)
+                for member in members:
+                    slot = slots[member.slot]
+                    overdue = slot.give_back if waits else 0
+                    found[slot.replica_id, slot.attempt] = Debt(member.leased, overdue)
+        return found
 
     def _homes(self) -> list[Path]:
         if not self.folder.exists():
