@@ -20,12 +20,13 @@ import pytest
 import torch
 
 from tests.engines.conftest import EngineProcess, engine_starter, wait_until
+from tests.fakes.kv_tenant import patient_link
 from workers.engines.torch_engine import holder_weights
 from workers.engines.torch_engine.config import read_model_config
 from workers.engines.torch_engine.holder_place import HolderPlace, open_place
 from workers.engines.torch_engine.holder_weights import checksum_of, hold_weights
 from workers.engines.torch_engine.weights import LayerWeights, ModelWeights, WeightsError, load_weights
-from workers.kv.holder_link import HolderLink, is_holder_there, socket_of
+from workers.kv.holder_link import is_holder_there, socket_of
 from workers.kv.holder_wire import (
     AskStatus,
     Done,
@@ -91,10 +92,10 @@ class HolderProcess:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=subprocess.DEVNULL,
         )
-        wait_until(lambda: is_holder_there(self.socket))
+        wait_until(lambda: is_holder_there(self.socket), seconds=60)
 
     def weights(self) -> tuple[HeldWeights, ...]:
-        link = HolderLink(self.socket)
+        link = patient_link(self.socket)
         status, _ = link.ask(AskStatus(), Status)
         link.close()
         return status.weights
@@ -104,7 +105,7 @@ class HolderProcess:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @pytest.fixture
@@ -236,7 +237,7 @@ def test_who_waits_fills_when_the_one_that_filled_is_killed(
 
 def _connections(holder: HolderProcess) -> int:
     """Connections, this one among them."""
-    link = HolderLink(holder.socket)
+    link = patient_link(holder.socket)
     status, _ = link.ask(AskStatus(), Status)
     link.close()
     return status.connections
@@ -333,7 +334,7 @@ def test_device_that_is_full_is_told_and_a_lingering_copy_gives_way(
 
 
 def test_only_who_fills_seals_and_only_who_uses_rejects(holder: HolderProcess) -> None:
-    filler, other = HolderLink(holder.socket), HolderLink(holder.socket)
+    filler, other = patient_link(holder.socket), patient_link(holder.socket)
     answer, descriptors = filler.ask(OpenWeights("w", 10_000), Weights)
     close_all(descriptors)
     assert (answer.state, answer.size_bytes) == ("fill", 12_288)
@@ -399,7 +400,7 @@ def test_engines_serve_from_one_holders_weights_and_blocks(
         expected = complete(first)
         assert complete(second) == expected
         first.process.kill()
-        first.process.wait(10)
+        first.process.wait(60)
         NodePools(folder).sweep({"r0", "r1"})
         wait_until(lambda: holder.users() == 1)
         assert complete(second) == expected

@@ -25,6 +25,7 @@ from workers.kv.lease import PoolMember, Terms, Use, join
 
 LAYOUT = KvLayout(layers=2, kv_heads=1, head_size=16, dtype="float32")
 """4 KiB a block, 64 KiB an extent."""
+PATIENCE_SECONDS = 40.0
 
 
 class Tenant:
@@ -100,9 +101,14 @@ def content(member: PoolMember, extent: int) -> set[int]:
     return set(ctypes.string_at(memory_of(member, extent), member.arena.extent_bytes))
 
 
+def patient_link(holder: Path) -> HolderLink:
+    """A connection that a busy machine does not break."""
+    return HolderLink(holder, greeting_seconds=PATIENCE_SECONDS, answer_seconds=PATIENCE_SECONDS)
+
+
 def held_arenas(holder: Path) -> HeldArenas:
     """Arenas of a holder, over the kind of memory that it says it has."""
-    link = HolderLink(holder)
+    link = patient_link(holder)
     return HeldArenas(open_memory(link.hello.kind), link)
 
 

@@ -21,7 +21,7 @@ import pytest
 
 from tests.engines.conftest import wait_until
 from tests.fakes.cuda_library import PAGE_BYTES
-from tests.fakes.kv_tenant import LAYOUT, Tenant, content, fill, held_arenas
+from tests.fakes.kv_tenant import LAYOUT, Tenant, content, fill, held_arenas, patient_link
 from workers.kv.holder_link import HolderLink, is_holder_there, socket_of
 from workers.kv.holder_wire import (
     AskStatus,
@@ -62,23 +62,23 @@ class HolderProcess:
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=subprocess.DEVNULL,
         )
-        wait_until(lambda: is_holder_there(self.socket) and self.answers())
+        wait_until(lambda: is_holder_there(self.socket) and self.answers(), seconds=60)
 
     def answers(self) -> bool:
         """Whether it is this one that listens, and not its predecessor any more."""
-        link = HolderLink(self.socket)
+        link = patient_link(self.socket)
         link.close()
         return link.hello.pid == self.process.pid
 
     def status(self) -> Status:
-        link = HolderLink(self.socket)
+        link = patient_link(self.socket)
         status, _ = link.ask(AskStatus(), Status)
         link.close()
         return status
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(60)
 
 
 @pytest.fixture(params=["host", "cuda"])
@@ -130,7 +130,7 @@ def test_what_a_replica_writes_stays_and_nobody_else_reaches_it(start: StartTena
     victim.ask("fill", extents=held, value=0x11)
     assert reader.ask("content", extents=held) is None
     assert writer.ask("fill", extents=held, value=0x99) is None
-    assert (reader.process.wait(10), writer.process.wait(10)) == (-signal.SIGSEGV, -signal.SIGSEGV)
+    assert (reader.process.wait(60), writer.process.wait(60)) == (-signal.SIGSEGV, -signal.SIGSEGV)
     assert victim.ask("content", extents=held) == [0x11]
 
 
@@ -139,7 +139,7 @@ def test_extent_cannot_be_touched_after_it_was_given_back(start: StartTenant) ->
     held = tenant.ask("take", count=1, needed=SIZE)
     tenant.ask("give", extents=held)
     assert tenant.ask("fill", extents=held, value=1) is None
-    assert tenant.process.wait(10) == -signal.SIGSEGV
+    assert tenant.process.wait(60) == -signal.SIGSEGV
 
 
 def test_replica_killed_while_it_writes_leaves_nothing(
@@ -163,7 +163,7 @@ def test_memory_of_the_dead_is_freed_when_the_agent_reclaims_it(
     victim.ask("take", count=5, needed=5 * SIZE)
     victim.kill()
     assert NodePools(folder).sweep({"here"}) == 5
-    wait_until(lambda: holder.status().lent_extents == 1)
+    wait_until(lambda: holder.status().lent_extents == 1, seconds=60)
 
 
 def test_only_what_the_table_lends_to_a_process_is_handed_to_it(
@@ -171,7 +171,7 @@ def test_only_what_the_table_lends_to_a_process_is_handed_to_it(
 ) -> None:
     other = start("other")
     theirs = other.ask("take", count=1, needed=SIZE)
-    link = HolderLink(holder.socket)
+    link = patient_link(holder.socket)
     (free,) = {0, 1} - set(theirs)
     for extents in (theirs, [free], [10**6]):
         for request, kind in (
@@ -220,7 +220,7 @@ def test_holders_death_takes_nothing_away_and_its_successor_lends(
     member.give(held[:1], Use(live=SIZE))
     successor = HolderProcess(holder.kind, folder)
     try:
-        wait_until(lambda: len(member.take(1, Use(live=SIZE, needed=2 * SIZE))) == 1)
+        wait_until(lambda: len(member.take(1, Use(live=SIZE, needed=2 * SIZE))) == 1, seconds=60)
         fill(member, held[1], 0x22)
         assert content(member, held[1]) == {0x22}
         member.give(member.extents, Use())
@@ -252,7 +252,7 @@ def test_pool_that_was_removed_is_let_go(folder: Path, start: StartTenant, holde
     tenant.kill()
     NodePools(folder).sweep(set())
     assert not (folder / SHAPE.pool_id).exists()
-    wait_until(lambda: holder.status().lent_extents == 0)
+    wait_until(lambda: holder.status().lent_extents == 0, seconds=60)
 
 
 def test_holder_ends_when_the_nodes_pools_are_taken_down(
@@ -262,14 +262,14 @@ def test_holder_ends_when_the_nodes_pools_are_taken_down(
     tenant.ask("take", count=2, needed=2 * SIZE)
     tenant.kill()
     NodePools(folder).remove_all()
-    assert holder.process.wait(20) == 0
+    assert holder.process.wait(60) == 0
 
 
 def test_new_holder_takes_the_place_of_an_old_one(folder: Path, holder: HolderProcess) -> None:
     second = HolderProcess(holder.kind, folder)
     try:
         assert second.answers()
-        assert holder.process.wait(15) == 0, "a holder that is replaced and holds nothing ends"
+        assert holder.process.wait(60) == 0, "a holder that is replaced and holds nothing ends"
         assert second.answers(), "and leaves its successor's socket alone"
     finally:
         second.kill()

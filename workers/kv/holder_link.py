@@ -22,6 +22,7 @@ from workers.kv.holder_wire import (
 )
 
 ANSWER_SECONDS = 2.0
+"""Answers come within milliseconds; a replica's step waits no longer for a holder that is stopped."""
 _RETRY_SECONDS = 1.0
 _Answer = TypeVar("_Answer", bound=Answer)
 
@@ -35,17 +36,19 @@ class HolderLink:
         *,
         clock: Callable[[], float] = time.monotonic,
         greeting_seconds: float = ANSWER_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
         """Connect and hear who answers. Raises `OSError`."""
         self._path = path
         self._clock = clock
         self._greeting_seconds = greeting_seconds
+        self._answer_seconds = answer_seconds
         self._not_before = float("-inf")
         self._channel: socket.socket | None = None
         self.hello = self._connect()
 
     def ask(
-        self, request: Request, kind: type[_Answer], *, seconds: float = ANSWER_SECONDS
+        self, request: Request, kind: type[_Answer], *, seconds: float | None = None
     ) -> tuple[_Answer, list[int]]:
         """Ask and return the answer of this kind with its descriptors, which are the caller's.
 
@@ -54,7 +57,7 @@ class HolderLink:
         """
         channel = self._channel or self._reconnect()
         try:
-            channel.settimeout(seconds)
+            channel.settimeout(self._answer_seconds if seconds is None else seconds)
             send(channel, request)
             answer, descriptors = receive_answer(channel)
         except OSError:

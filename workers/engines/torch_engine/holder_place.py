@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from workers.kv.cuda_memory import CudaMemory
 from workers.kv.holder_link import HolderLink
 from workers.kv.holder_wire import Hello
 from workers.kv.memory import HostMemory, SharedMemory
+
+_GREETING_SECONDS = 20.0
+"""Loading has time, and a holder may be making room for another replica's weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +30,12 @@ class HolderPlace:
 
 def open_place(path: Path, device: torch.device) -> HolderPlace:
     """Connect to a holder. Raises `OSError`: it does not answer, or has another device than this process."""
-    link = HolderLink(path)
-    try:
+    with ExitStack() as undo:
+        link = HolderLink(path, greeting_seconds=_GREETING_SECONDS)
+        undo.callback(link.close)
         memory = _memory_of(device)
         _check_same(link.hello, memory)
-    except OSError:
-        link.close()
-        raise
+        undo.pop_all()
     return HolderPlace(link, memory, device)
 
 
@@ -43,7 +46,9 @@ def _check_same(hello: Hello, memory: SharedMemory) -> None:
 
 
 def _memory_of(device: torch.device) -> SharedMemory:
-    if device.type == "cuda":
-        torch.cuda.init()  # before its first tensor: one that lies over foreign memory would not do it
-        return CudaMemory(CudaDriver(), device.index or 0)
-    return HostMemory()
+    if device.type != "cuda":
+        return HostMemory()
+    memory = CudaMemory(CudaDriver(), device.index or 0)
+    # Before torch's first tensor: one that lies over foreign memory would not do it.
+    torch.cuda.init()  # type: ignore[no-untyped-call]  # torch has no types there
+    return memory

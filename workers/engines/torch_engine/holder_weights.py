@@ -38,6 +38,8 @@ _FORMAT = 1
 _ALIGNMENT_BYTES = 256
 _WAIT_SECONDS = 1800.0
 """For another replica that fills: as long as reading the largest model from a slow disk may take."""
+_ANSWER_SECONDS = 60.0
+"""Loading has time."""
 _ATTEMPTS = 2
 _CHECKED_WORDS = 1 << 22
 """At a time: 32 MB and as much again for the arithmetic."""
@@ -88,7 +90,7 @@ def hold_weights(
             answer, piece = _open(place, link, OpenWeights(name, plan.size_bytes))
             if answer.state == "fill":
                 checksum = _fill(place, piece, plan, model_dir, on_progress)
-                link.ask(SealWeights(name, checksum), Done)
+                link.ask(SealWeights(name, checksum), Done, seconds=_ANSWER_SECONDS)
                 answer, piece = _open(place, link, OpenWeights(name, plan.size_bytes))
             memory = _map_sealed(place, piece, answer.checksum)
             if memory is not None:
@@ -96,7 +98,7 @@ def hold_weights(
                 log.info("weights %s of the holder, %d bytes", name, plan.size_bytes)
                 return assemble(config, plan.lay_over(memory))
             log.error("weights %s with the holder are not what was sealed", name)
-            link.ask(RejectWeights(name), Done)
+            link.ask(RejectWeights(name), Done, seconds=_ANSWER_SECONDS)
     except (OSError, WeightsError):
         _uses.remove(link)
         link.close()
