@@ -14,6 +14,9 @@ from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.kv_pool import KvPool
 from workers.engines.torch_engine.ragged import RaggedChunks
 
+_STRIPE_ROWS = 32
+"""Rows whose scores of all heads stay in a core's cache."""
+
 
 class AttentionPath(Protocol):
     """One way to attend."""
@@ -51,6 +54,9 @@ class GroupedAttention:
         """Attend for models of this shape."""
         self._heads, self._kv_heads, self._size = config.heads, config.kv_heads, config.head_size
         self._shared = config.heads // config.kv_heads
+        self._scale = config.head_size**-0.5
+        self._hidden = torch.full((_STRIPE_ROWS, _STRIPE_ROWS), float("-inf")).triu_(1)
+        """Added to scores of as many rows with one another, on a CPU."""
 
     def mix(
         self,
@@ -98,6 +104,10 @@ class GroupedAttention:
     def _attend_single(self, part: SingleChunk, query: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
         """Attend from rows of one sequence to `seen`, keys and values `[tokens, kv_heads, size]`."""
         rows = len(query)
+        if rows == 1:
+            return self._attend_once(query, seen)
+        if rows > _STRIPE_ROWS and query.device.type == "cpu" and query.dtype == torch.float32:
+            return self._attend_in_stripes(part, query, seen)
         # Key-value heads take the batch's axis, so that those that share one see it without a copy.
         key, value = (tensor.transpose(0, 1)[:, None].expand(-1, self._shared, -1, -1) for tensor in seen)
         query = query.reshape(rows, self._kv_heads, self._shared, self._size).permute(1, 2, 0, 3)
@@ -105,3 +115,36 @@ class GroupedAttention:
             query, key, value, attn_mask=part.mask, is_causal=part.table is None and rows > 1
         )
         return mixed.permute(2, 0, 1, 3).reshape(rows, -1)
+
+    def _attend_once(self, query: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
+        """Attend from a row that sees everything: heads that share keys and values read them together."""
+        key, value = (tensor.transpose(0, 1)[None] for tensor in seen)
+        folded = query.reshape(1, self._kv_heads, self._shared, self._size)
+        return functional.scaled_dot_product_attention(folded, key, value).reshape(1, -1)
+
+    def _attend_in_stripes(self, part: SingleChunk, query: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
+        """Attend from a few rows after the other, each time to no more than the last of them sees.
+
+        On a CPU in float32, matrices of all heads that share keys and values beat the fused kernel by up
+        to half.
+        """
+        rows, (key, value) = len(query), (tensor.transpose(0, 1) for tensor in seen)
+        before = key.shape[1] - rows
+        mixed = torch.empty_like(query)
+        for start in range(0, rows, _STRIPE_ROWS):
+            stripe = query[start : start + _STRIPE_ROWS]
+            count = len(stripe)
+            visible = before + start + count
+            folded = (stripe * self._scale).view(count, self._kv_heads, self._shared, self._size)
+            folded = folded.permute(1, 2, 0, 3).reshape(self._kv_heads, -1, self._size)
+            scores = torch.bmm(folded, key[:, :visible].transpose(1, 2))
+            scores = scores.view(self._kv_heads, self._shared, count, visible)
+            if part.mask is None:
+                scores[..., before + start :] += self._hidden[:count, :count]
+            else:
+                scores += part.mask[start : start + count, :visible]
+            weights = scores.softmax(dim=-1).view(self._kv_heads, -1, visible)
+            drawn = torch.bmm(weights, value[:, :visible])
+            drawn = drawn.view(self._kv_heads, self._shared, count, self._size).permute(2, 0, 1, 3)
+            mixed[start : start + count] = drawn.reshape(count, -1, self._size)
+        return mixed.view(rows, -1)

@@ -85,21 +85,24 @@ class BatchBuilder:
         shared_heads: int,
         windows: Iterable[int | None] = (None,),
         ragged: bool = False,
+        group_blocks: int | None = None,
     ) -> None:
         """`shared_heads` query heads read one key-value head; `windows` are those of the layers.
 
         `ragged` lays all chunks out as one part, for kernels that take sequences of any lengths.
+        Otherwise a group of several chunks reads at most `group_blocks`, padding included.
         """
         self._device = device
         self._dtype = dtype
         self._shared_heads = shared_heads
         self._windows = tuple(dict.fromkeys(windows))
         self._ragged = ragged
+        self._group_blocks = group_blocks
         self._longest_packed = _LONGEST_PACKED_TOKENS.get(device.type, 32)
 
     def build(self, chunks: Sequence[Chunk]) -> StepBatch:
         """Lay the chunks out as rows, group by group."""
-        groups = group_chunks(chunks, longest_packed=self._longest_packed)
+        groups = group_chunks(chunks, longest_packed=self._longest_packed, most_blocks=self._group_blocks)
         ordered = [chunk for group in groups for chunk in group]
         tokens: list[int] = []
         positions: list[int] = []
@@ -112,11 +115,10 @@ class BatchBuilder:
             slot_blocks += [blocks[at // KV_BLOCK_TOKENS] for at in range(chunk.start, chunk.end)]
             if chunk.samples:
                 sampled_rows.append(len(tokens) - 1)
-        places = self._integers(positions)
         return StepBatch(
             tokens=self._integers(tokens),
-            positions=places,
-            slots=(self._integers(slot_blocks), places % KV_BLOCK_TOKENS),
+            positions=self._integers(positions),
+            slots=(self._integers(slot_blocks), self._integers([at % KV_BLOCK_TOKENS for at in positions])),
             attention={window: self._attention(groups, window) for window in self._windows},
             sampled_rows=self._integers(sampled_rows),
             sampled_chunks=tuple(chunk for chunk in ordered if chunk.samples),
@@ -206,8 +208,13 @@ class BatchBuilder:
         return pinned.to(self._device, non_blocking=True)
 
 
-def group_chunks(chunks: Sequence[Chunk], *, longest_packed: int) -> list[list[Chunk]]:
-    """Split chunks into groups of like shape: by queries and by blocks, each within a factor of two."""
+def group_chunks(
+    chunks: Sequence[Chunk], *, longest_packed: int, most_blocks: int | None = None
+) -> list[list[Chunk]]:
+    """Split chunks into groups of like shape: by queries and by blocks, each within a factor of two.
+
+    A group reads at most `most_blocks` unless one chunk alone reads more.
+    """
     buckets: dict[tuple[int, int, int], list[Chunk]] = {}
     for number, chunk in enumerate(chunks):
         alone = number if chunk.count > longest_packed else -1
@@ -221,7 +228,21 @@ def group_chunks(chunks: Sequence[Chunk], *, longest_packed: int) -> list[list[C
             before += group
         else:
             groups.append(group)
-    return groups
+    if most_blocks is None:
+        return groups
+    return [part for group in groups for part in _split_group(group, most_blocks)]
+
+
+def _split_group(group: Sequence[Chunk], most_blocks: int) -> list[list[Chunk]]:
+    parts: list[list[Chunk]] = [[]]
+    width = 0
+    for chunk in group:
+        width = max(width, _block_count(chunk))
+        if parts[-1] and (len(parts[-1]) + 1) * width > most_blocks:
+            parts.append([])
+            width = _block_count(chunk)
+        parts[-1].append(chunk)
+    return parts
 
 
 def _padding_blocks(smaller: Sequence[Chunk], larger: Sequence[Chunk]) -> int:

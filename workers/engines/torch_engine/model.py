@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,11 +11,13 @@ from torch.nn import functional
 
 from workers.engines.torch_engine.attention import AttentionPath, GroupedAttention
 from workers.engines.torch_engine.batch import BatchBuilder, StepBatch
-from workers.engines.torch_engine.config import ModelConfig, RopeConfig
+from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.kv_pool import KvPool
 from workers.engines.torch_engine.linear import Linear
+from workers.engines.torch_engine.rotary import RotaryTable, Rotation, rotate
 from workers.engines.torch_engine.scheduler import Chunk
 from workers.engines.torch_engine.weights import LayerWeights, ModelWeights
+from workers.protocol.digests import KV_BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,17 @@ class _Layer:
     window: int | None
     input_norm: Tensor
     qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    query_key_norm: Tensor | None
+    """`[heads + kv_heads, head_size]`"""
     output: Linear
     mlp_norm: Tensor
     gate_up: Linear
     down: Linear
+
+
+_GROUP_BYTES = 1024 * 1024
+"""Of keys and values that attention reads at once on a CPU: what stays in a core's cache between gathering
+and multiplying costs half of what goes through memory."""
 
 
 class Decoder:
@@ -50,7 +56,7 @@ class Decoder:
         self._norm = weights.norm
         self._head = Linear(weights.head)
         self._layers = tuple(
-            _prepare(layer, window)
+            _prepare(layer, window, config)
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
         )
         self._pool = pool
@@ -61,8 +67,9 @@ class Decoder:
             shared_heads=config.heads // config.kv_heads,
             windows=config.layer_windows,
             ragged=self._attention.is_ragged,
+            group_blocks=_group_blocks(config, self.dtype) if self.device.type == "cpu" else None,
         )
-        self._cosine, self._sine = rotary_tables(config, device=self.device, dtype=self.dtype)
+        self._rotary = RotaryTable(config, device=self.device, dtype=self.dtype)
 
     @property
     def device(self) -> torch.device:
@@ -82,36 +89,31 @@ class Decoder:
     def forward(self, batch: StepBatch) -> Tensor:
         """Compute all rows, fill their slots, return float32 logits of the sampled rows."""
         hidden = functional.embedding(batch.tokens, self._embedding)
-        # [rows, 1, head_size]: the middle axis is the heads.
-        cosine = self._cosine[batch.positions].unsqueeze(1)
-        sine = self._sine[batch.positions].unsqueeze(1)
+        rotation = self._rotary.rows(batch.positions)
         for index, layer in enumerate(self._layers):
-            hidden = hidden + self._attend(index, layer, hidden, batch, (cosine, sine))
-            hidden = hidden + self._feed_forward(layer, hidden)
-        wanted = self._normalize(hidden[batch.sampled_rows], self._norm)
-        return self._head(wanted).float()
+            mixed = self._attend(index, layer, hidden, batch, rotation)
+            if index == len(self._layers) - 1:
+                # Nobody attends to what comes out of the last layer: only rows that sample need it.
+                mixed, hidden = mixed[batch.sampled_rows], hidden[batch.sampled_rows]
+            hidden = layer.output(mixed).add_(hidden)
+            hidden = self._feed_forward(layer, hidden).add_(hidden)
+        return self._head(self._normalize(hidden, self._norm)).float()
 
     def _attend(
-        self,
-        index: int,
-        layer: _Layer,
-        hidden: Tensor,
-        batch: StepBatch,
-        rotation: tuple[Tensor, Tensor],
+        self, index: int, layer: _Layer, hidden: Tensor, batch: StepBatch, rotation: Rotation
     ) -> Tensor:
+        """Return what each row draws from those it sees, `[rows, heads * head_size]`."""
         config = self._config
         rows = layer.qkv(self._normalize(hidden, layer.input_norm))
         rows = rows.view(len(hidden), -1, config.head_size)
-        sizes = [config.heads, config.kv_heads, config.kv_heads]
-        query, key, value = torch.split(rows, sizes, dim=1)
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query = self._normalize(query, layer.query_norm)
-            key = self._normalize(key, layer.key_norm)
-        query, key = _rotate(query, rotation), _rotate(key, rotation)
-        fresh = self._pool.write(index, batch.slots, key, value)
-        return layer.output(
-            self._attention.mix(batch.attention[layer.window], query, fresh, self._pool, index)
-        )
+        # Queries and keys are treated alike, so as one: half the calls.
+        turned = rows[:, : -config.kv_heads]
+        if layer.query_key_norm is not None:
+            turned = functional.rms_norm(turned, (config.head_size,), None, config.norm_epsilon)
+            turned = turned.mul_(layer.query_key_norm)
+        query, key = torch.split(rotate(turned, rotation), [config.heads, config.kv_heads], dim=1)
+        fresh = self._pool.write(index, batch.slots, key, rows[:, -config.kv_heads :])
+        return self._attention.mix(batch.attention[layer.window], query, fresh, self._pool, index)
 
     def _feed_forward(self, layer: _Layer, hidden: Tensor) -> Tensor:
         gate, up = layer.gate_up(self._normalize(hidden, layer.mlp_norm)).chunk(2, dim=-1)
@@ -121,73 +123,23 @@ class Decoder:
         return functional.rms_norm(rows, (rows.shape[-1],), weight, self._config.norm_epsilon)
 
 
-def _prepare(layer: LayerWeights, window: int | None) -> _Layer:
+def _group_blocks(config: ModelConfig, dtype: torch.dtype) -> int:
+    block_bytes = 2 * config.kv_heads * config.head_size * KV_BLOCK_TOKENS * dtype.itemsize
+    return max(1, _GROUP_BYTES // block_bytes)
+
+
+def _prepare(layer: LayerWeights, window: int | None, config: ModelConfig) -> _Layer:
+    norm = None
+    if layer.query_norm is not None and layer.key_norm is not None:
+        each = (layer.query_norm.expand(config.heads, -1), layer.key_norm.expand(config.kv_heads, -1))
+        norm = torch.cat(each)
     return _Layer(
         window=window,
         input_norm=layer.input_norm,
         qkv=Linear(layer.qkv, layer.qkv_bias),
-        query_norm=layer.query_norm,
-        key_norm=layer.key_norm,
+        query_key_norm=norm,
         output=Linear(layer.output, layer.output_bias),
         mlp_norm=layer.mlp_norm,
         gate_up=Linear(layer.gate_up),
         down=Linear(layer.down),
     )
-
-
-def rotary_tables(config: ModelConfig, *, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each `[max_position_tokens, head_size]`, both halves alike."""
-    places = torch.arange(config.max_position_tokens, dtype=torch.float32)
-    angles = torch.outer(places, _rotary_frequencies(config.rope, config.head_size))
-    doubled = torch.cat((angles, angles), dim=-1)
-    factor = config.rope.attention_factor
-    return (doubled.cos() * factor).to(device, dtype), (doubled.sin() * factor).to(device, dtype)
-
-
-def _rotary_frequencies(rope: RopeConfig, head_size: int) -> Tensor:
-    exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-    frequencies = 1.0 / (rope.theta**exponents)
-    if rope.kind == "linear":
-        return frequencies / rope.factor
-    if rope.kind == "llama3":
-        return _llama3_frequencies(frequencies, rope)
-    if rope.kind == "yarn":
-        return _yarn_frequencies(frequencies, rope)
-    return frequencies
-
-
-def _llama3_frequencies(frequencies: Tensor, rope: RopeConfig) -> Tensor:
-    """Slow frequencies are divided by the factor, fast ones kept, those between blended."""
-    wavelengths = 2 * math.pi / frequencies
-    longest = rope.original_max_position_tokens / rope.low_freq_factor
-    shortest = rope.original_max_position_tokens / rope.high_freq_factor
-    smooth = (rope.original_max_position_tokens / wavelengths - rope.low_freq_factor) / (
-        rope.high_freq_factor - rope.low_freq_factor
-    )
-    blended = (1 - smooth) * frequencies / rope.factor + smooth * frequencies
-    scaled = torch.where(wavelengths > longest, frequencies / rope.factor, blended)
-    return torch.where(wavelengths < shortest, frequencies, scaled)
-
-
-def _yarn_frequencies(frequencies: Tensor, rope: RopeConfig) -> Tensor:
-    """As with llama3, but the blend runs over dimensions, between two numbers of turns."""
-    size = 2 * len(frequencies)
-
-    def dimension_of(turns: float) -> float:
-        around = rope.original_max_position_tokens / (turns * 2 * math.pi)
-        return size * math.log(around) / (2 * math.log(rope.theta))
-
-    low, high = dimension_of(rope.beta_fast), dimension_of(rope.beta_slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    if low == high:
-        high += 0.001  # a step rather than a division by zero
-    stretched = ((torch.arange(len(frequencies), dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
-    return stretched * frequencies / rope.factor + (1 - stretched) * frequencies
-
-
-def _rotate(rows: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    cosine, sine = rotation
-    first, second = rows.chunk(2, dim=-1)
-    return rows * cosine + torch.cat((-second, first), dim=-1) * sine
