@@ -2,9 +2,10 @@
 
 Twelve replicas of one model of made weights are started twice in the same run. *Private*: each is a
 program of its own that loads the files, which is what loading twelve times means. *Shared*: as the
-agent does it, forked off a process that has the imports, mapping the node's copy of the weights. Every
+agent does it, forked off a process that has the imports and one that has read the model's tokenizer,
+mapping the node's copy of the weights, with KV blocks from the node's pool. Every
 replica answers a request, so that all of its weights were read, before memory is counted: PSS of the
-engine, its shim and, for the shared ones, the template process, summed. The first replica carries what
+engine, its shim and, for the shared ones, the template processes, summed. The first replica carries what
 there is once; the others' share is the cost of an extra one, everything but GPU memory included.
 
 `rebuild_seconds` is from SIGKILL of a shared replica until its successor answers `/health`;
@@ -18,6 +19,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import socket
 import statistics
 import sys
@@ -34,14 +36,15 @@ import torch
 from bench.engines.made_model import make_model
 from workers.agent import processes
 from workers.agent.processes import LaunchLabel, ProcessId
-from workers.agent.templates import TemplateProcess, Templates
+from workers.agent.templates import Template, Templates
 from workers.engines.base import Launch, LaunchContext
 from workers.engines.torch_adapter import TorchAdapter
+from workers.kv.pool import pools_folder
 
 _READY_SECONDS = 120.0
 _POLL_SECONDS = 0.005
 _KV_BLOCKS = 16
-"""Of 16 tokens for each replica: KV is what replicas are for, and not what is measured here."""
+"""Of 16 tokens, brought by each replica. Blocks of the node's pool count as far as they were written to."""
 
 
 class DensityError(RuntimeError):
@@ -87,12 +90,13 @@ class Node:
         self._model = model
         self._adapter = TorchAdapter()
         self._templates = Templates(folder / "template.log")
-        self.template: TemplateProcess | None = None
+        self._pools = pools_folder(f"bench-{os.getpid()}", folder)
         self._count = 0
 
     def close(self) -> None:
-        """End the template process."""
+        """End the template processes and remove the pool of KV memory."""
         self._templates.stop()
+        shutil.rmtree(self._pools, ignore_errors=True)
 
     def start(self, *, shared: bool) -> Replica:
         """Start one and wait until it is ready. Raises `DensityError`."""
@@ -110,18 +114,17 @@ class Node:
             runtime_dir=self._folder / label.replica_id,
             model_digest="made",
             weights_cache=self._folder / "weights",
+            kv_pool_dir=self._pools if shared else None,
         )
         options = {"num_blocks": _KV_BLOCKS, "threads": 1, "weights": "shared" if shared else "private"}
         launch = self._adapter.build_launch(options, context)
         log_file = self._folder / f"{label.replica_id}.log"
         began = time.monotonic()
         if shared:
-            self.template = self._ready_template(launch)
+            template = self._ready_template(launch)
             # The template is there before any replica but the first; its start is not theirs.
             began = time.monotonic()
-            pid = self.template.start_attempt(
-                launch, label, runtime_dir=context.runtime_dir, log_file=log_file
-            )
+            pid = template.start_attempt(launch, label, runtime_dir=context.runtime_dir, log_file=log_file)
         else:
             pid = processes.start_attempt(
                 launch, label, runtime_dir=context.runtime_dir, log_file=log_file
@@ -134,13 +137,18 @@ class Node:
         replica.ready_seconds = time.monotonic() - began
         return replica
 
-    def _ready_template(self, launch: Launch) -> TemplateProcess:
+    @property
+    def template_pids(self) -> list[int]:
+        """The processes that replicas are forked off."""
+        return self._templates.pids
+
+    def _ready_template(self, launch: Launch) -> Template:
         deadline = time.monotonic() + _READY_SECONDS
         while time.monotonic() < deadline:
-            template = self._templates.find(launch, now=time.monotonic())
+            template = self._templates.find(launch, engine="torch", model="made", now=time.monotonic())
             if template is None:
                 raise DensityError("the template process failed")
-            if template.is_ready():
+            if template.is_ready:
                 return template
             time.sleep(_POLL_SECONDS)
         raise DensityError("the template process did not become ready")
@@ -178,8 +186,8 @@ def replicas(node: Node, count: int, *, shared: bool) -> Iterator[tuple[list[Rep
             running.append(node.start(shared=shared))
             running[-1].ask()
             pids = [pid for replica in running for pid in replica.pids()]
-            if shared and node.template is not None:
-                pids.append(node.template.pid)
+            if shared:
+                pids += node.template_pids
             grown.append(unique_bytes(pids))
             kind = "shared" if shared else "private"
             print(f"{kind} {number + 1}: {grown[-1] / 1e6:.0f} MB", file=sys.stderr, flush=True)

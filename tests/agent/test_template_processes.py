@@ -14,12 +14,12 @@ import pytest
 
 from tests.fakes.local_node import LocalNode
 from tests.fakes.node import make_spec, wait_for
-from tests.fakes.tiny_adapter import ForkedTinyAdapter
+from tests.fakes.tiny_adapter import ForkedTinyAdapter, PreparedTinyAdapter
 from workers.agent import processes
 from workers.agent.config import AgentConfig
 from workers.agent.processes import LaunchLabel
 from workers.protocol import names
-from workers.protocol.v1 import ObservedState, ReplicaObserved, WantedState
+from workers.protocol.v1 import ModelRef, ObservedState, ReplicaObserved, ReplicaSpec, WantedState
 
 
 @pytest.fixture
@@ -171,4 +171,96 @@ def test_template_ends_when_its_engine_is_not_wanted_any_more(node: LocalNode) -
     template = template_of(node, "r1")
     node.runner.rest((), now=1e12)
     assert processes.read_stat(template) is None
+    assert processes.read_stat(shim_of(node, "r1")) is not None
+
+
+@pytest.fixture
+def prepared_node(tmp_path: Path) -> Iterator[LocalNode]:
+    node = LocalNode(tmp_path / "home", adapter=PreparedTinyAdapter())
+    yield node
+    node.close()
+
+
+def spec_of(replica_id: str, digest: str) -> ReplicaSpec:
+    return make_spec(replica_id, model=ModelRef(name="tiny", digest=digest, source="file:///tmp"))
+
+
+def notes_of(node: LocalNode, replica_id: str) -> list[str]:
+    """What a replica found read when it was forked."""
+    replica = node.wait_state(replica_id, ObservedState.READY)
+    with urllib.request.urlopen(f"http://{replica.address}/notes", timeout=5) as answer:
+        return list(json.load(answer))
+
+
+def test_replicas_of_a_model_are_forked_off_the_process_that_read_it(prepared_node: LocalNode) -> None:
+    node = prepared_node
+    node.wish(spec_of("r1", "a"), spec_of("r2", "a"), spec_of("r3", "b"))
+    branches = {name: template_of(node, name) for name in ("r1", "r2", "r3") if ready(node, name)}
+    assert branches["r1"] == branches["r2"] != branches["r3"]
+    assert notes_of(node, "r1") == notes_of(node, "r2") == [f"{branches['r1']} a"]
+    assert notes_of(node, "r3") == [f"{branches['r3']} b"]
+    trunks = {parent_of(branch) for branch in branches.values()}
+    assert len(trunks) == 1
+    assert parent_of(trunks.pop()) == os.getpid()
+
+
+def test_replica_forked_off_a_branch_is_killed_and_relaunched_as_any(prepared_node: LocalNode) -> None:
+    node = prepared_node
+    node.wish(spec_of("r1", "a"))
+    engine, branch = ready(node, "r1"), template_of(node, "r1")
+    os.kill(engine, signal.SIGKILL)
+    replica = node.wait_state("r1", ObservedState.READY, attempt=2)
+    assert replica.last_exit is not None
+    assert replica.last_exit.signal == signal.SIGKILL
+    assert template_of(node, "r1") == branch
+
+
+@pytest.mark.parametrize(
+    ("trouble", "said"),
+    [("fails", "the note cannot be read"), ("leaves a thread", "left 2 threads, so nothing can be forked")],
+)
+def test_model_that_cannot_be_read_ahead_is_launched_without(tmp_path: Path, trouble: str, said: str) -> None:
+    node = LocalNode(tmp_path / "home", adapter=PreparedTinyAdapter(trouble))
+    try:
+        node.wish(spec_of("r1", "a"))
+        ready(node, "r1")
+        assert notes_of(node, "r1") == []
+        assert parent_of(template_of(node, "r1")) == os.getpid()
+        assert said in (node.home.logs / "template.log").read_text()
+    finally:
+        node.close()
+
+
+def test_killed_branch_costs_a_launch_what_was_read_and_no_more(prepared_node: LocalNode) -> None:
+    node = prepared_node
+    node.wish(spec_of("r1", "a"))
+    ready(node, "r1")
+    branch = template_of(node, "r1")
+    trunk = parent_of(branch)
+    os.kill(branch, signal.SIGKILL)
+    wait_for(lambda: processes.read_stat(branch) is None, "the branch is gone")
+    node.wish(spec_of("r1", "a"), spec_of("r2", "a"))
+    ready(node, "r2")
+    assert template_of(node, "r2") == trunk
+    assert processes.read_stat(shim_of(node, "r1")) is not None
+
+
+def test_branch_ends_with_the_agent_and_its_replicas_do_not(prepared_node: LocalNode) -> None:
+    node = prepared_node
+    node.wish(spec_of("r1", "a"))
+    engine, branch = ready(node, "r1"), template_of(node, "r1")
+    trunk = parent_of(branch)
+    node.runner.close()
+    assert (processes.read_stat(branch), processes.read_stat(trunk)) == (None, None)
+    node.begin()
+    assert ready(node, "r1", attempt=1) == engine
+
+
+def test_branch_ends_when_its_model_is_not_wanted_any_more(prepared_node: LocalNode) -> None:
+    node = prepared_node
+    node.wish(spec_of("r1", "a"), spec_of("r2", "b"))
+    branches = {name: template_of(node, name) for name in ("r1", "r2") if ready(node, name)}
+    node.runner.rest(("tiny", "b"), now=1e12)
+    assert processes.read_stat(branches["r1"]) is None
+    assert processes.read_stat(branches["r2"]) is not None
     assert processes.read_stat(shim_of(node, "r1")) is not None

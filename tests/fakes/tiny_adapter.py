@@ -15,6 +15,8 @@ class TinyAdapter:
     """Launches `tiny_engine.py`; its options are passed on as they are."""
 
     preload: tuple[str, ...] = ()
+    prepares: str | None = None
+    """Trouble on the way to what the replicas of one model share; `None`: they share nothing."""
 
     name = "tiny"
     port_count = 2
@@ -37,7 +39,13 @@ class TinyAdapter:
             module="tests.fakes.tiny_engine" if self.preload else "",
             arguments=arguments,
             preload=self.preload,
+            prepare=self._prepare(context.model_digest),
         )
+
+    def _prepare(self, digest: str) -> tuple[str, ...]:
+        if self.prepares is None:
+            return ()
+        return ("tests.fakes.prepared_note:prepare", digest, self.prepares)
 
     def parse_metrics(self, page: str) -> EngineSample:
         said = dict(line.split() for line in page.splitlines())
@@ -51,3 +59,10 @@ class ForkedTinyAdapter(TinyAdapter):
     """The same engine, forked off a template process that has its imports."""
 
     preload = ("http.server",)
+
+
+class PreparedTinyAdapter(ForkedTinyAdapter):
+    """The same engine, forked off a process that has read what all replicas of its model share."""
+
+    def __init__(self, trouble: str = "") -> None:
+        self.prepares = trouble

@@ -38,6 +38,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
         elif self.path == "/environ":
             self._answer(200, json.dumps(dict(os.environ)))
+        elif self.path == "/notes":
+            prepared = sys.modules.get("tests.fakes.prepared_note")
+            self._answer(200, json.dumps(prepared.NOTES if prepared else []))
         elif self.path == "/metrics":
             self._answer(200, f"running {self._running()}\n{self._tokens()}")
         elif time.monotonic() - STARTED < float(self.settings.get("load_seconds", "0")):

@@ -39,7 +39,7 @@ from workers.agent.supervisor import (
     Terminate,
     launch_digest,
 )
-from workers.agent.templates import TemplateProcess, Templates
+from workers.agent.templates import Template, Templates
 from workers.engines import base
 from workers.kv.pool import pools_folder
 from workers.probes.limits import read_limits, usable_cpu_count
@@ -133,8 +133,8 @@ class AttemptRunner:
         except (NoPortError, HolderStartingError) as error:
             logger.warning("%s waits: %s", spec.replica_id, error)
             return
-        template = self._templates.find(launch, now=now)
-        if template is not None and not template.is_ready():
+        template = self._templates.find(launch, engine=spec.engine, model=spec.model.digest, now=now)
+        if template is not None and not template.is_ready:
             return  # its imports take as long as the engine's own would
         try:
             self._journal.open_attempt(row)
@@ -236,7 +236,7 @@ class AttemptRunner:
         folders = MpsFolders(self._mps.folder_of(slice_uuid), self._mps.logs)
         return devices | mps_environment(spec.mps, len(chosen), folders)
 
-    def _start(self, row: AttemptRow, launch: base.Launch, template: TemplateProcess | None) -> None:
+    def _start(self, row: AttemptRow, launch: base.Launch, template: Template | None) -> None:
         try:
             pid = self._spawn(row, launch, template)
         except LaunchError as error:
@@ -250,11 +250,10 @@ class AttemptRunner:
             leader = stat.id if stat else None
             processes.kill_group(None, processes.members(leader, self.label(*row.key)))
 
-    def _spawn(self, row: AttemptRow, launch: base.Launch, template: TemplateProcess | None) -> int:
+    def _spawn(self, row: AttemptRow, launch: base.Launch, template: Template | None) -> int:
         """Start the shim and with it the engine; return the shim's pid. Raises `LaunchError`."""
         label, runtime_dir, log_file = self.label(*row.key), Path(row.runtime_dir), Path(row.log_file)
         if template is not None:
-            template.engines.add(row.engine)
             return template.start_attempt(launch, label, runtime_dir=runtime_dir, log_file=log_file)
         child = processes.start_attempt(launch, label, runtime_dir=runtime_dir, log_file=log_file)
         self._children[row.key] = child
@@ -307,9 +306,9 @@ class AttemptRunner:
         shutil.rmtree(runtime_dir, ignore_errors=True)
         logs.prune_attempts(log_file.parent, keep=_KEPT_LOGS)
 
-    def rest(self, engines: Iterable[str], *, now: float) -> None:
-        """Let go of what only launches of other engines than these would need."""
-        self._templates.rest(engines, now=now)
+    def rest(self, needed: Iterable[str], *, now: float) -> None:
+        """Let go of what only launches of other engines and models than these would need."""
+        self._templates.rest(needed, now=now)
 
     def close(self) -> None:
         """End what serves launches; replicas go on."""

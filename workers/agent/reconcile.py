@@ -74,7 +74,7 @@ class Reconciler:
         snapshot = self._take(now)
         decisions = plan(snapshot.facts, wish_known=snapshot.wish is not None, now=now, policy=self._policy)
         self.last_error = self._apply(snapshot, decisions, now, gate)
-        self._runner.rest(_engines(snapshot), now=now)
+        self._runner.rest(_needs(snapshot), now=now)
         if snapshot.wish is not None:
             self._runner.kv_pools.tend(_wanted(snapshot), now=now)
             self._runner.holders.tend(_accelerators(snapshot), now=now)
@@ -144,8 +144,10 @@ class Reconciler:
             logs.cut_if_overgrown(Path(row.log_file), self._log_cap_bytes)
 
 
-def _engines(snapshot: Snapshot) -> set[str]:
-    wanted = {spec.engine for spec in snapshot.specs.values()}
+def _needs(snapshot: Snapshot) -> set[str]:
+    """Names of engines and digests of models that launches may yet ask for."""
+    specs = snapshot.specs.values()
+    wanted = {name for spec in specs for name in (spec.engine, spec.model.digest)}
     return wanted | {row.engine for row in snapshot.attempts.values()}
 
 

@@ -4,8 +4,12 @@ Started by the agent as `python -P -m workers.agent.template_process SOCKET_FD M
 torch takes a second or two and 150 MB that no other process shares, for every replica anew. Forked off
 this process a replica has all of it at once, and shares the memory until it writes to it.
 
-It has one thread and does nothing but import, fork and reap: it opens no device, computes nothing and
-holds no secret. What it forks is a shim that forks the engine: the same two processes as with a launch
+On request it forks off another one like itself that reads what all replicas of one model read alike,
+their tokenizer, and from then on forks those off: the memory of one model's replicas is shared further
+than that of all.
+
+Each has one thread and does nothing but import, read, fork and reap: it opens no device, computes nothing
+and holds no secret. What it forks is a shim that forks the engine: the same two processes as with a launch
 by program, looking the same from outside. It ends when the agent does; what it forked goes on.
 """
 
@@ -34,7 +38,7 @@ ROOM_BYTES = 4096
 """Bytes of environment and of arguments to overwrite in a forked process, so that it shows its own."""
 
 
-class ForkRequest(msgspec.Struct, frozen=True):
+class ForkRequest(msgspec.Struct, frozen=True, tag="fork"):
     """One launch. Its log file comes along as a descriptor."""
 
     module: str
@@ -45,8 +49,15 @@ class ForkRequest(msgspec.Struct, frozen=True):
     runtime_dir: str
 
 
+class BranchRequest(msgspec.Struct, frozen=True, tag="branch"):
+    """One more process like this one. Its end of a new channel comes along as a descriptor."""
+
+    call: tuple[str, ...]
+    """`module:function` and its arguments, called before it forks anything."""
+
+
 class ForkAnswer(msgspec.Struct, frozen=True):
-    """`pid` of the shim, or why there is none. The first answer, with neither, says: ready."""
+    """`pid` of the shim or branch, or why there is none. A channel's first one, with neither, says: ready."""
 
     pid: int = 0
     error: str = ""
@@ -59,18 +70,27 @@ def main(arguments: Sequence[str]) -> int:
     for module in arguments[1:]:
         if not module.startswith("-"):
             importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    return _serve(channel)
+
+
+def _serve(channel: socket.socket) -> int:
+    """Say that this process is ready, then do as asked until the agent closes its end. Returns 0."""
     # What exists now is never looked at by a collection again, so it stays shared with all that is forked.
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _answer(channel, ForkAnswer())
     while True:
         message, descriptors, _flags, _address = socket.recv_fds(channel, LARGEST_MESSAGE_BYTES, 1)
         if not message:
             return 0
+        request: ForkRequest | BranchRequest = msgspec.json.decode(message, type=ForkRequest | BranchRequest)
         try:
-            _answer(channel, _fork_shim(channel, message, descriptors))
+            if isinstance(request, ForkRequest):
+                _answer(channel, _fork_shim(channel, request, descriptors))
+            else:
+                _answer(channel, _fork_branch(channel, request, descriptors))
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -80,9 +100,39 @@ def _answer(channel: socket.socket, answer: ForkAnswer) -> None:
     channel.sendall(msgspec.json.encode(answer))
 
 
-def _fork_shim(channel: socket.socket, message: bytes, descriptors: Sequence[int]) -> ForkAnswer:
+def _fork_branch(channel: socket.socket, request: BranchRequest, descriptors: Sequence[int]) -> ForkAnswer:
+    """Fork a process that makes the call and then serves the channel that came along."""
+    (theirs,) = descriptors
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        _be_branch(request, theirs)
+    return ForkAnswer(pid=pid)
+
+
+def _be_branch(request: BranchRequest, descriptor: int) -> NoReturn:
+    """Prepare and serve; never returns. The log has what went wrong, the channel's end says that it did."""
+    status = 1
+    try:
+        os.setsid()
+        channel = socket.socket(fileno=descriptor)
+        channel.set_inheritable(False)
+        place, *arguments = request.call
+        module, _, function = place.partition(":")
+        getattr(importlib.import_module(module), function)(*arguments)
+        threads = len(tuple(Path("/proc/self/task").iterdir()))
+        if threads == 1:
+            status = _serve(channel)
+        else:
+            # A fork has the calling thread only, and locks that others held stay shut in it.
+            sys.stderr.write(f"{place} left {threads} threads, so nothing can be forked\n")
+    except BaseException:  # noqa: BLE001 - the end of a process: there is nobody to raise it to
+        traceback.print_exc()
+    os._exit(status)
+
+
+def _fork_shim(channel: socket.socket, request: ForkRequest, descriptors: Sequence[int]) -> ForkAnswer:
     """Fork and wait until the child is in its own session and can be found by its label."""
-    request = msgspec.json.decode(message, type=ForkRequest)
     (log,) = descriptors
     reader, writer = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()

@@ -69,6 +69,9 @@ class Launch:
     """What the module gets behind its name. Only with `module`."""
     preload: tuple[str, ...] = ()
     """Modules that take long to import and are the same for every replica. Only with `module`."""
+    prepare: tuple[str, ...] = ()
+    """`module:function` and its arguments: called once for all launches with the same call, before they
+    are forked. It may read what they share; it starts no thread and opens no device. Only with `preload`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,18 @@ _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def own_launch(
-    module: str, context: LaunchContext, arguments: Sequence[str], *, preload: tuple[str, ...] = ()
+    module: str,
+    context: LaunchContext,
+    arguments: Sequence[str],
+    *,
+    preload: tuple[str, ...] = (),
+    prepare: tuple[str, ...] = (),
 ) -> Launch:
     """Launch a module of ours with the agent's Python and a clean environment.
 
     `-P` keeps the working folder off the module path, so no file that lies there is imported. With
-    `preload` the module may be forked off a process that has imported those modules.
+    `preload` the module may be forked off a process that has imported those modules, and with `prepare`
+    off one that has made that call (see `Launch`).
     """
     whole = (
         f"--model-dir={context.model_dir}",
@@ -35,8 +41,9 @@ def own_launch(
         *arguments,
     )
     argv = (sys.executable, "-P", "-m", module, *whole)
-    forked = module if preload else ""
-    return Launch(argv, _environment(context), forked, whole if preload else (), preload)
+    if not preload:
+        return Launch(argv, _environment(context))
+    return Launch(argv, _environment(context), module, whole, preload, prepare)
 
 
 def parse_own_metrics(page: str) -> EngineSample:

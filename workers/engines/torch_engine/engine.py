@@ -13,6 +13,7 @@ from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.openai_server.port import ChatMessage, GenerationTask, HeldSession, Readiness
 from workers.engines.openai_server.stream import GenerationStream
 from workers.engines.torch_engine.config import ModelConfig
+from workers.engines.torch_engine.prepared import tokenizer_of
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.kv.tiers.sessions import SessionRow
@@ -166,7 +167,7 @@ class TorchEngine:
         # Imported here: torch takes a second, and the port is to answer before that.
         from workers.engines.torch_engine import loading  # noqa: PLC0415
 
-        self._tokenizer = ModelTokenizer(self._settings.model_dir)
+        self._tokenizer = tokenizer_of(self._settings.model_dir, self._settings.model_digest)
         loaded = loading.load_engine(
             self._settings, self._config, self._tokenizer, self.metrics, self._note_progress
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import logging
 from collections.abc import Callable
@@ -109,6 +110,7 @@ def load_engine(
     )
     if tiers is not None:
         tiers.wake(loop.nudge)
+    _give_back_memory()
     return LoadedEngine(
         loop,
         memory.max_model_tokens,
@@ -127,6 +129,13 @@ def _kv_shape(settings: EngineSettings, layout: KvLayout) -> bytes:
 
 def _nothing() -> None:
     """There are no tiers to close."""
+
+
+def _give_back_memory() -> None:
+    """Return to the machine what loading took and freed again; glibc would keep it for this process."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _load_weights(

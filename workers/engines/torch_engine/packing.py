@@ -18,8 +18,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-_ONEDNN = torch.ops.mkldnn
+_OPERATORS = torch.ops.mkldnn
 """What torch's compiler calls for a frozen `linear`; the underscores are part of the operators' names."""
+_MULTIPLY = _OPERATORS._linear_pointwise.default  # noqa: SLF001 - as above
+_PACK = _OPERATORS._reorder_linear_weight.default  # noqa: SLF001 - as above
+_LAYOUT = _OPERATORS._get_mkldnn_serialized_md.default  # noqa: SLF001 - as above
+_SIZE = _OPERATORS._nbytes.default  # noqa: SLF001 - as above
 
 _HAS_ONEDNN: bool = torch._C._has_mkldnn  # noqa: SLF001 - what torch.backends.mkldnn reads, untyped
 _ALIGNMENT_BYTES = 64
@@ -46,18 +50,18 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Memory that it takes."""
-        size: int = _ONEDNN._nbytes(self.tensor)  # noqa: SLF001 - see there
+        size: int = _SIZE(self.tensor)
         return size
 
     @property
     def layout(self) -> bytes:
         """OneDNN's description of how the bytes are to be read."""
-        return bytes(_ONEDNN._get_mkldnn_serialized_md(self.tensor).tolist())  # noqa: SLF001 - see there
+        return bytes(_LAYOUT(self.tensor).tolist())
 
     @property
     def content(self) -> memoryview:
         """The bytes themselves; valid while the weight is."""
-        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(_ONEDNN.data_ptr(self.tensor)))
+        return memoryview((ctypes.c_ubyte * self.nbytes).from_address(_OPERATORS.data_ptr(self.tensor)))
 
 
 def onednn_multiplies(weight: Tensor) -> bool:
@@ -70,13 +74,13 @@ def onednn_takes(dtype: torch.dtype) -> bool:
     if not _HAS_ONEDNN:
         return False
     if dtype == torch.bfloat16:
-        return bool(_ONEDNN._is_mkldnn_bf16_supported())  # noqa: SLF001 - see there
+        return bool(_OPERATORS._is_mkldnn_bf16_supported())  # noqa: SLF001 - as above
     return dtype == torch.float32
 
 
 def pack(weight: Tensor) -> PackedWeight:
     """Copy a weight into oneDNN's layout. Only where `onednn_multiplies`."""
-    return PackedWeight(_ONEDNN._reorder_linear_weight(weight, None))  # noqa: SLF001 - see there
+    return PackedWeight(_PACK(weight, None))
 
 
 @functools.lru_cache(maxsize=32)
@@ -113,8 +117,8 @@ def packs_to_bytes(dtype: torch.dtype) -> str:
         memory = memory[-memory.data_ptr() % _ALIGNMENT_BYTES :]
         memory[: packed.nbytes] = torch.frombuffer(packed.content, dtype=torch.uint8)
         again = unpack_from(memory, _PROBE_SHAPE, dtype, packed.layout)
-        rows = torch.ones(3, _PROBE_SHAPE[1], dtype=dtype)
-        same = torch.equal(multiply(rows, packed.tensor, None), multiply(rows, again.tensor, None))
+        # Without a product: oneDNN would keep the kernels of it for as long as this process lives.
+        same = again.layout == packed.layout and bytes(again.content) == bytes(packed.content)
     except (PackingError, AttributeError, RuntimeError) as error:
         return f"torch {torch.__version__} does not take packed weights from bytes: {error}"
     return "" if same else f"torch {torch.__version__} reads packed bytes otherwise than it wrote them"
@@ -132,7 +136,7 @@ def layout_key(dtype: torch.dtype) -> str:
 
 def multiply(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return `rows @ weight.T + bias` for a weight that oneDNN takes, plain or the tensor of a packed one."""
-    result: Tensor = _ONEDNN._linear_pointwise(rows, weight, bias, "none", [], "")  # noqa: SLF001 - see there
+    result: Tensor = _MULTIPLY(rows, weight, bias, "none", [], "")
     return result
 
 
