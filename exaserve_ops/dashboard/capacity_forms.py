@@ -211,7 +211,8 @@ class CapacityForm(forms.Form):
         if size is None:
             raise InvalidInputError("memory_gib", "choose an accelerator, or say how much memory one has")
         per_node = given["per_node"] or (known.per_node if known else 1)
-        room = AcceleratorMemory(size, known.kind if known else "")
+        kind, shares = (known.kind, known.shares_memory) if known else ("", False)
+        room = AcceleratorMemory(size, kind, shares_memory=shares)
         return NodeKind(room, per_node, (given["spare_percent"] or 0) / 100)
 
     def _offer(self, name: str, none: str, choices: list[tuple[str, str]]) -> None:

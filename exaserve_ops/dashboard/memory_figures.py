@@ -19,8 +19,10 @@ from exaserve_ops.serving.domain.memory_plan import (
 )
 from exaserve_ops.serving.models import Deployment, Replica
 
-OVER_RATIO = 1.05
-"""Observed above this part of what is reserved is told: below, it is how tools and pages round."""
+OVER_RATIO = 0.05
+OVER_LEAST_BYTES = 128 << 20
+"""Observed beyond what is reserved is told from the larger of both on: below, it is an interpreter's
+libraries, and how tools and pages round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +120,6 @@ def _observed(rows: list[Replica], reserved: int, now_seconds: float) -> Iterabl
             continue
         used = (node.get("replicas", {}).get(str(row.pk)) or {}).get("memory_used_bytes")
         if used is not None:
-            yield Observed(row, used, used - reserved if reserved and used > reserved * OVER_RATIO else 0)
+            beyond = used - reserved if reserved else 0
+            is_told = beyond > max(OVER_LEAST_BYTES, reserved * OVER_RATIO)
+            yield Observed(row, used, beyond if is_told else 0)

@@ -124,6 +124,8 @@ def test_replicas_that_share_weights_are_more_on_a_node() -> None:
     assert private.per_group == private.per_group_unshared == shared.per_group_unshared
     on_cards = planned(workload(launch=launch))
     assert on_cards.per_group == on_cards.per_group_unshared < on_cards.per_group_shared
+    lending = replace(CARDS, accelerator=replace(CARDS.accelerator, shares_memory=True))
+    assert planned(workload(launch=launch), lending).per_group == on_cards.per_group_shared
 
 
 def test_spare_share_is_of_all_nodes() -> None:

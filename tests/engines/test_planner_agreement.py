@@ -91,6 +91,15 @@ def test_planner_leaves_the_engine_as_many_blocks_as_it_then_makes(demo_model: P
         assert plan.claim.pool_low_bytes // block_bytes(config, torch.float32) == made
 
 
+def test_pool_that_is_smaller_than_the_model_allows_shortens_what_is_served(demo_model: Path) -> None:
+    raw = json.loads((demo_model / "config.json").read_text())
+    plan = planned(raw, {"num_blocks": 192}, weights_bytes=1 << 24, budget_bytes=100 << 20)
+    assert plan.limit_tokens == 192 * KV_BLOCK_TOKENS < raw["max_position_embeddings"]
+    assert plan.verdict == "fits"
+    assert plan.claim.bytes == 100 << 20
+    assert any("3,072 tokens" in text for text in plan.assumptions)
+
+
 def test_planner_and_engine_serve_sequences_of_the_same_length(demo_model: Path) -> None:
     raw = json.loads((demo_model / "config.json").read_text())
     scaled = raw | {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}

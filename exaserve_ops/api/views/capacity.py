@@ -87,16 +87,19 @@ class CapacityViewSet(OpsViewSet[Model]):
 
 def _node_kind(asked: dict[str, Any], spare_ratio: float) -> NodeKind:
     memory_bytes, per_node, kind = asked["memory_bytes"], asked["per_node"], asked["kind"]
+    shares_memory = False
     if asked["name"]:
         known = next((found for found in accelerator_kinds() if found.name == asked["name"]), None)
         if known is not None:
             memory_bytes, per_node = memory_bytes or known.memory_bytes, per_node or known.per_node
-            kind = known.kind
+            kind, shares_memory = known.kind, known.shares_memory
         elif memory_bytes is None:
             raise InvalidInputError("accelerator.name", f"no node has a '{asked['name']}'; give memory_bytes")
     if memory_bytes is None:
         raise InvalidInputError("accelerator.memory_bytes", "give the memory of one accelerator, or its name")
-    return NodeKind(AcceleratorMemory(memory_bytes, kind), per_node or 1, spare_ratio)
+    return NodeKind(
+        AcceleratorMemory(memory_bytes, kind, shares_memory=shares_memory), per_node or 1, spare_ratio
+    )
 
 
 def _ask_of(body: dict[str, Any]) -> CapacityAsk:

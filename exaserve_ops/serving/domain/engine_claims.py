@@ -74,6 +74,9 @@ def claim_of(launch: EngineLaunch, facts: ClaimFacts) -> Claim:
     told = _told_pool(launch, facts)
     if told is not None:
         rule = f"KV memory as told, {told:,} bytes, with weights and overhead beside it"
+        if launch.engine == TORCH and facts.budget_bytes is not None:
+            rule = f"the deployment's memory per replica; KV memory as told, {told:,} bytes"
+            return Claim(facts.budget_bytes, told, told, rule)
         return Claim(facts.fixed_high_bytes + told, told, told, rule)
     if launch.engine == TORCH:
         return _torch(facts)

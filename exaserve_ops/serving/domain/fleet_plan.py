@@ -22,7 +22,6 @@ from exaserve_ops.serving.domain.reservation import margin_bytes
 
 MEASURED, STATED, UNKNOWN = "measured", "stated", "unknown"
 MEMORY, RATE, ASKED = "memory", "rate", "as asked"
-_CPU = "cpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +202,7 @@ def _with_limit(launch: EngineLaunch, load: Load) -> EngineLaunch:
 def _counted(
     workload: Workload, launch: EngineLaunch, kind: NodeKind, memory: MemoryPlan
 ) -> WorkloadPlan | WorkloadRefusal:
-    shares = launch.shares_weights and kind.accelerator.kind == _CPU
+    shares = launch.shares_weights and kind.accelerator.shares_weights
     each, sequences = _one_replica(workload, launch, memory)
     unshared = _carried(kind.accelerator, each, memory.weights_bytes, shared=False)
     shared = _carried(kind.accelerator, each, memory.weights_bytes, shared=True)

@@ -48,6 +48,13 @@ class AcceleratorMemory:
     kind: str = ""
     held_bytes: int = 0
     """Held by others when the replica starts."""
+    shares_memory: bool = False
+    """Replicas with the same weights hold them on it once; on a CPU they do anyway."""
+
+    @property
+    def shares_weights(self) -> bool:
+        """Whether replicas of the built-in engine hold one copy of the weights on it."""
+        return self.shares_memory or self.kind == CPU
 
     @property
     def band_bytes(self) -> int:
@@ -225,9 +232,6 @@ def _judge(
     parts: _Parts, launch: EngineLaunch, room: AcceleratorMemory, mix: SequenceMix, budget_bytes: int | None
 ) -> MemoryPlan:
     block, kv = launch.block_tokens, parts.kv
-    at_limit = kv.bytes_each(parts.limit_tokens, block_tokens=block)
-    mean_tokens = min(mix.mean_tokens, parts.limit_tokens)
-    at_mean = kv.bytes_each(mean_tokens, block_tokens=block)
     low = sum(part.low_bytes for part in parts.overhead)
     high = sum(part.high_bytes for part in parts.overhead)
     claim = claim_of(
@@ -242,6 +246,10 @@ def _judge(
             budget_bytes=budget_bytes,
         ),
     )
+    parts = _within_pool(parts, launch, claim)
+    at_limit = kv.bytes_each(parts.limit_tokens, block_tokens=block)
+    mean_tokens = min(mix.mean_tokens, parts.limit_tokens)
+    at_mean = kv.bytes_each(mean_tokens, block_tokens=block)
     wanted_kv = max(at_limit, mix.sequences * at_mean)
     at_once = launch.sequences
     plan = MemoryPlan(
@@ -271,6 +279,18 @@ def _judge(
     )
     verdict, why = _verdict(plan, launch, room, mix)
     return replace(plan, verdict=verdict, why=why)
+
+
+def _within_pool(parts: _Parts, launch: EngineLaunch, claim: Claim) -> _Parts:
+    """The built-in engine does not refuse to start with less KV memory: it serves shorter sequences then."""
+    if launch.engine != TORCH:
+        return parts
+    block = launch.block_tokens
+    held = parts.kv.tokens_within(claim.pool_low_bytes, at_most=parts.limit_tokens, block_tokens=block)
+    if not 0 < held < parts.limit_tokens:
+        return parts
+    told = f"its KV memory holds {held:,} tokens: longer requests are refused"
+    return replace(parts, limit_tokens=held, assumptions=(*parts.assumptions, told))
 
 
 def _verdict(
@@ -313,8 +333,8 @@ def _obstacle(plan: MemoryPlan, launch: EngineLaunch, room: AcceleratorMemory, m
 
 
 def _is_told(launch: EngineLaunch) -> bool:
-    """Whether KV memory is given by number: then it is there or the engine does not start."""
-    return launch.kv_bytes is not None or launch.kv_blocks is not None
+    """Whether KV memory is given by number, or follows from a budget alone: there is no band then."""
+    return launch.kv_bytes is not None or launch.kv_blocks is not None or launch.engine == TORCH
 
 
 def given_kv(bytes_per_token: int, why: str) -> KvBytes:

@@ -55,17 +55,24 @@ class AcceleratorKind:
     per_node: int
     """On most of the nodes that have them."""
     nodes: int
+    shares_memory: bool = False
+    """Replicas with the same weights hold them on it once."""
 
 
 def accelerator_kinds() -> list[AcceleratorKind]:
     """Kinds of accelerators that nodes have, the most frequent first."""
     rows = Accelerator.objects.filter(split=False).exclude(node__liveness=RETIRED)
     counts: dict[tuple[str, str, int], Counter[Any]] = {}
-    for node, kind, name, size in rows.values_list("node_id", "kind", "name", "memory_bytes"):
-        counts.setdefault((name or kind, kind, size), Counter())[node] += 1
+    apart: set[tuple[str, str, int]] = set()
+    columns = ("node_id", "kind", "name", "memory_bytes", "shares_memory")
+    for node, kind, name, size, shares_memory in rows.values_list(*columns):
+        key = (name or kind, kind, size)
+        counts.setdefault(key, Counter())[node] += 1
+        if not shares_memory:
+            apart.add(key)
     kinds = [
-        AcceleratorKind(name, kind, size, Counter(by_node.values()).most_common(1)[0][0], len(by_node))
-        for (name, kind, size), by_node in counts.items()
+        AcceleratorKind(*key, Counter(by_node.values()).most_common(1)[0][0], len(by_node), key not in apart)
+        for key, by_node in counts.items()
     ]
     return sorted(kinds, key=lambda found: (-found.nodes * found.per_node, found.name, found.memory_bytes))
 
