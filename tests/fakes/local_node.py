@@ -107,7 +107,7 @@ class LocalNode:
         return self.replica(replica_id)
 
     def wait_backing_off(self, replica_id: str) -> ReplicaObserved:
-        """Tick until it waits for its next attempt; the round that closes an attempt cannot tell of it yet."""
+        """Tick until it waits for its next attempt, which the round that closes one cannot tell yet."""
 
         def reached() -> bool:
             replica = self.replica(replica_id)
