@@ -52,8 +52,13 @@ def arrivals(rng: random.Random, weather: Weather, interval: float, until: float
     return signs
 
 
-def watch(seed: int, weather: Weather, *, alive_until: float, until: float) -> list[tuple[float, Verdict]]:
-    """Follow one node from its first report on; it ends at `alive_until`. Returns every verdict."""
+def watch(
+    seed: int, weather: Weather, *, alive_until: float, until: float, fleet_loss_ratio: float = 0.0
+) -> list[tuple[float, Verdict]]:
+    """Follow one node from its first report on; it ends at `alive_until`. Returns every verdict.
+
+    `fleet_loss_ratio` is what other nodes' reports tell of the network; 0: this node is alone in it.
+    """
     rng = random.Random(seed)  # noqa: S311 - a model, not a secret
     reports = iter(arrivals(rng, weather, 1.0, alive_until))
     pulses = iter(arrivals(rng, weather, 0.5, alive_until) if weather.pulses else [])
@@ -75,7 +80,7 @@ def watch(seed: int, weather: Weather, *, alive_until: float, until: float) -> l
             continue
         if pulse is not None:
             view.hear_pulse(SeenPulse("boot", pulse[1], now - pulse[0]), now)
-        verdict = assess_node(sighting_of(view), now, SETTINGS)
+        verdict = assess_node(sighting_of(view, fleet_loss_ratio), now, SETTINGS)
         if verdict is not None:
             verdicts.append((now, verdict))
             view.liveness = NODE_LIVENESS.next(view.liveness, verdict.event)
@@ -84,14 +89,14 @@ def watch(seed: int, weather: Weather, *, alive_until: float, until: float) -> l
     return verdicts
 
 
-def sighting_of(view: NodeView) -> Sighting:
+def sighting_of(view: NodeView, fleet_loss_ratio: float) -> Sighting:
     return Sighting(
         liveness=view.liveness,
         last_report_seconds=view.last_report_seconds,
         reports_since_dead=view.reports_since_dead,
         watching_since_seconds=0.0,
         last_pulse_seconds=view.last_pulse_seconds,
-        loss_ratio=view.loss.ratio,
+        loss_ratio=max(view.loss.ratio, fleet_loss_ratio),
         recent_deaths=len(view.deaths_seconds),
     )
 
@@ -131,7 +136,8 @@ def test_a_death_in_a_clean_network_is_told_once_within_four_seconds(
 @given(st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
 def test_a_death_in_a_bad_network_is_found_out_too(seed: int) -> None:
-    verdicts = watch(seed, BAD, alive_until=200.0, until=230.0)
+    """In a fleet: a node that is alone has to learn first what its network loses."""
+    verdicts = watch(seed, BAD, alive_until=200.0, until=230.0, fleet_loss_ratio=BAD.loss_ratio)
     deaths = [at for at, verdict in verdicts if verdict.event == "lost"]
     assert len(deaths) == 1
     assert 200.0 < deaths[0] <= 207.0
