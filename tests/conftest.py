@@ -25,7 +25,7 @@ def redis_client() -> Iterator[redis.Redis]:
 
 REAL_PROCESSES = (
     *("tests/agent/", "tests/browser/", "tests/engines/"),
-    *("tests/gateway/", "tests/ssh/", "tests/system/"),
+    *("tests/gateway/", "tests/kv/", "tests/ssh/", "tests/system/"),
 )
 """Folders whose tests start processes and wait for them with deadlines, which a busy machine can break."""
 
