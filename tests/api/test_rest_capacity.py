@@ -11,8 +11,9 @@ import pytest
 from exaserve_ops.api.views.capacity import _FLEET_OF_1536
 from exaserve_ops.audit.models import Event
 from exaserve_ops.lib import clock
+from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Deployment, Model
-from exaserve_ops.serving.services.replicas import create_replicas
+from exaserve_ops.serving.services.replicas import create_replicas, place_replica
 from exaserve_ops.telemetry.models import ReplicaMinute
 from tests.fakes.world import (
     NOW,
@@ -164,6 +165,28 @@ def test_what_cannot_be_asked_is_refused_by_name(
     answer = viewer.post(PATH, body)
     assert answer.status_code == 400, answer.json()
     assert field in answer.json()["error"]["fields"]
+
+
+def test_deployment_tells_three_numbers_apart(viewer: JsonClient, telemetry: Any) -> None:
+    deployment, node = make_deployment("chat"), make_node("n1", accelerators=1)
+    replica = create_replicas(deployment.pk, 1, why="one", actor="test", now=NOW)[0]
+    place_replica(
+        replica.pk,
+        Placement(str(node.pk), node.name, (node.accelerators.get().uuid,), "room"),
+        actor="test",
+        now=NOW,
+    )
+    path = f"/api/v1/deployments/{deployment.pk}/memory"
+    silent = viewer.get(path).json()
+    assert (silent["observed_bytes"], silent["observed"], silent["reserved_bytes"]) == (None, [], GIB)
+    assert 0 < silent["needed_low_bytes"] < silent["needed_bytes"]
+    told = {"replicas": {str(replica.pk): {"memory_used_bytes": 3 * GIB}}}
+    telemetry.nodes[str(node.pk)] = told | {"received_at": clock.unix_seconds()}
+    seen = viewer.get(path).json()
+    assert seen["observed_bytes"] == 3 * GIB
+    assert [(row["name"], row["over_bytes"]) for row in seen["observed"]] == [(replica.name, 2 * GIB)]
+    telemetry.nodes[str(node.pk)] = told | {"received_at": clock.unix_seconds() - 60}
+    assert viewer.get(path).json()["observed_bytes"] is None
 
 
 @pytest.mark.django_db

@@ -20,6 +20,7 @@ from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvTerm
 from exaserve_ops.serving.domain.memory_fixes import Fix
 from exaserve_ops.serving.domain.memory_overhead import Estimate
 from exaserve_ops.serving.domain.memory_plan import FITS, NOT, TIGHT, MemoryPlan
+from exaserve_ops.serving.selectors.memory_numbers import DeploymentMemory, Observed
 
 MAX_BYTES = 1 << 50
 MAX_TOKENS = 100_000_000
@@ -265,3 +266,37 @@ class CapacityPlanSerializer(serializers.Serializer[FleetPlan]):
     workloads = WorkloadPlanSerializer(many=True)
     refusals = WorkloadRefusalSerializer(many=True, help_text="Models that are not counted.")
     assumptions = serializers.ListField(child=serializers.CharField())
+
+
+class ObservedMemorySerializer(serializers.Serializer[Observed]):
+    """What one replica takes."""
+
+    replica = serializers.UUIDField(source="replica.pk")
+    name = serializers.CharField(source="replica.name")
+    bytes = serializers.IntegerField()
+    over_bytes = serializers.IntegerField(help_text="Clearly beyond what is reserved; 0: within.")
+
+
+class DeploymentMemorySerializer(serializers.Serializer[DeploymentMemory]):
+    """Three numbers of one replica, told apart."""
+
+    needed_low_bytes = serializers.IntegerField(allow_null=True)
+    needed_bytes = serializers.IntegerField(allow_null=True, help_text="With overhead at its highest.")
+    needed_unknown = serializers.CharField(source="unknown", help_text="Why these are not known.")
+    reserved_bytes = serializers.IntegerField(help_text="What placement counts with; 0: not known.")
+    reserved_by = serializers.CharField()
+    observed_bytes = serializers.IntegerField(allow_null=True, help_text="Most of a replica; null: not told.")
+    observed = ObservedMemorySerializer(many=True)
+    verdict = serializers.CharField(help_text="Of the plan; empty without one.")
+    complaint = serializers.SerializerMethodField(
+        help_text="What an engine said that ended for want of memory."
+    )
+    complaint_options = serializers.SerializerMethodField(help_text="Options that would make it start.")
+
+    def get_complaint(self, memory: DeploymentMemory) -> str:
+        """In words; empty without."""
+        return memory.complaint.text if memory.complaint else ""
+
+    def get_complaint_options(self, memory: DeploymentMemory) -> dict[str, str]:
+        """By name; empty without."""
+        return dict(memory.complaint.options) if memory.complaint else {}

@@ -19,7 +19,9 @@ from rest_framework.response import Response
 from exaserve_ops.api.errors import PreconditionRequiredError
 from exaserve_ops.api.filters import DeploymentFilter
 from exaserve_ops.api.idempotency import acts_once
+from exaserve_ops.api.ports import replica_loads
 from exaserve_ops.api.preconditions import if_match, precondition, stamp
+from exaserve_ops.api.serializers.capacity import DeploymentMemorySerializer
 from exaserve_ops.api.serializers.plans import PlanRequestSerializer, PlanSerializer, SpreadSerializer
 from exaserve_ops.api.serializers.serving import (
     DeploymentChangeSerializer,
@@ -29,10 +31,12 @@ from exaserve_ops.api.serializers.serving import (
 from exaserve_ops.api.views.base import ReadableViewSet
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
+from exaserve_ops.serving.domain.lifecycle import STOPPED
 from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot, make_plan
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.selectors import deployment_snapshot, deployments_with_counts, node_rooms
+from exaserve_ops.serving.selectors.memory_numbers import memory_of, used_bytes_of
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
     create_deployment,
@@ -62,6 +66,7 @@ class DeploymentViewSet(ReadableViewSet[Deployment]):
         "plan": "serving.view_deployment",
         "plan_for": "serving.view_deployment",
         "spread": "serving.view_deployment",
+        "memory": "serving.view_deployment",
     }
 
     def get_queryset(self) -> QuerySet[Deployment]:
@@ -137,6 +142,16 @@ class DeploymentViewSet(ReadableViewSet[Deployment]):
         """Say what the loss of each failure domain would cost."""
         nodes = node_rooms(self.get_object().pk, now=clock.now())
         return Response(SpreadSerializer(view_spread(nodes)).data)
+
+    @extend_schema(responses=DeploymentMemorySerializer)
+    @action(detail=True, methods=["get"])
+    def memory(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Say what a replica needs, what is reserved for it, and what replicas are seen to take."""
+        deployment = self.get_object()
+        rows = list(deployment.replica_set.exclude(status=STOPPED).prefetch_related("accelerators"))
+        told = (replica_loads().read_node(node) for node in {str(row.node_id) for row in rows if row.node_id})
+        used = used_bytes_of((report for report in told if report), now_seconds=clock.unix_seconds())
+        return Response(DeploymentMemorySerializer(memory_of(deployment, rows, used)).data)
 
     def _snapshot(self, now: datetime) -> DeploymentSnapshot:
         deployment = self.get_object()

@@ -14,7 +14,7 @@ from django.views.decorators.http import require_safe
 
 from exaserve_ops.dashboard.access import requires
 from exaserve_ops.dashboard.capacity_forms import GIB, CapacityForm
-from exaserve_ops.dashboard.memory_figures import memory_of
+from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.fleet_plan import plan_fleet
@@ -24,6 +24,7 @@ from exaserve_ops.serving.domain.memory_plan import FITS, TIGHT
 from exaserve_ops.serving.domain.reference_points import ReferencePoint, reference_points
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.selectors.capacity import workload_of
+from exaserve_ops.serving.selectors.memory_numbers import memory_of, used_bytes_of
 
 _TONES = {FITS: "good", TIGHT: "warn"}
 
@@ -49,8 +50,9 @@ def deployment_memory(request: HttpRequest, deployment_id: UUID) -> HttpResponse
     """Show what a replica needs, what is reserved for it, and what it is seen to take."""
     found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
     rows = found.replica_set.exclude(status=STOPPED).prefetch_related("accelerators").order_by("name")
-    memory = memory_of(found, rows, now_seconds=clock.unix_seconds())
-    tone = _TONES.get(memory.plan.verdict if memory.plan else "", "bad")
+    nodes = live_reader().read_nodes({str(row.node_id) for row in rows if row.node_id})
+    memory = memory_of(found, rows, used_bytes_of(nodes.values(), now_seconds=clock.unix_seconds()))
+    tone = _TONES.get(memory.verdict, "bad")
     context = {"deployment": found, "memory": memory, "tone": tone}
     return render(request, "deployments/memory.html", context)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
-from exaserve_ops.dashboard.ports import live_reader
-from exaserve_ops.dashboard.reading import LOAD_SECONDS
 from exaserve_ops.serving.domain.engine_complaints import Complaint, read_complaint
 from exaserve_ops.serving.domain.engine_launch import EngineLaunch, LaunchError, read_launch
 from exaserve_ops.serving.domain.memory_plan import (
@@ -19,6 +18,8 @@ from exaserve_ops.serving.domain.memory_plan import (
 )
 from exaserve_ops.serving.models import Deployment, Replica
 
+TOLD_SECONDS = 10.0
+"""Telemetry that is older says nothing about now."""
 OVER_RATIO = 0.05
 OVER_LEAST_BYTES = 128 << 20
 """Observed beyond what is reserved is told from the larger of both on: below, it is an interpreter's
@@ -51,6 +52,16 @@ class DeploymentMemory:
     """What an engine said when it ended for want of memory."""
 
     @property
+    def verdict(self) -> str:
+        """Of the plan; empty without one."""
+        return self.plan.verdict if self.plan is not None else ""
+
+    @property
+    def observed_bytes(self) -> int | None:
+        """Of the replica that takes most; `None` where none has told."""
+        return None if self.most is None else self.most.bytes
+
+    @property
     def most(self) -> Observed | None:
         """The replica that takes most."""
         return max(self.observed, key=lambda seen: seen.bytes, default=None)
@@ -62,8 +73,10 @@ class DeploymentMemory:
         return sorted(beyond, key=lambda seen: -seen.over_bytes)
 
 
-def memory_of(deployment: Deployment, replicas: Iterable[Replica], *, now_seconds: float) -> DeploymentMemory:
-    """Three numbers of a deployment; `replicas` with their accelerators."""
+def memory_of(
+    deployment: Deployment, replicas: Iterable[Replica], used_bytes: Mapping[str, int]
+) -> DeploymentMemory:
+    """Three numbers of a deployment; `replicas` with their accelerators, `used_bytes` by their ids."""
     rows = list(replicas)
     each = max(1, deployment.accelerators_per_replica)
     plan = _plan(deployment, rows, each)
@@ -78,7 +91,7 @@ def memory_of(deployment: Deployment, replicas: Iterable[Replica], *, now_second
         needed_bytes=None if known is None else known.needed_bytes * each,
         reserved_bytes=reserved,
         reserved_by=rule,
-        observed=tuple(_observed(rows, reserved, now_seconds)),
+        observed=tuple(_observed(rows, reserved, used_bytes)),
         complaint=next(filter(None, (read_complaint(row.exit_log_tail) for row in rows)), None),
     )
 
@@ -112,14 +125,23 @@ def _accelerator(rows: list[Replica]) -> AcceleratorMemory | None:
     return None
 
 
-def _observed(rows: list[Replica], reserved: int, now_seconds: float) -> Iterable[Observed]:
-    nodes = live_reader().read_nodes({str(row.node_id) for row in rows if row.node_id})
+def _observed(rows: list[Replica], reserved: int, used_bytes: Mapping[str, int]) -> Iterable[Observed]:
     for row in rows:
-        node = nodes.get(str(row.node_id), {})
-        if now_seconds - (node.get("received_at") or 0) > LOAD_SECONDS:
-            continue
-        used = (node.get("replicas", {}).get(str(row.pk)) or {}).get("memory_used_bytes")
+        used = used_bytes.get(str(row.pk))
         if used is not None:
             beyond = used - reserved if reserved else 0
             is_told = beyond > max(OVER_LEAST_BYTES, reserved * OVER_RATIO)
             yield Observed(row, used, beyond if is_told else 0)
+
+
+def used_bytes_of(reports: Iterable[Mapping[str, Any]], *, now_seconds: float) -> dict[str, int]:
+    """What replicas take by id, out of what nodes last told; without what is older than `TOLD_SECONDS`."""
+    found: dict[str, int] = {}
+    for report in reports:
+        if now_seconds - (report.get("received_at") or 0) > TOLD_SECONDS:
+            continue
+        for replica_id, seen in report.get("replicas", {}).items():
+            used = seen.get("memory_used_bytes")
+            if used is not None:
+                found[replica_id] = int(used)
+    return found
