@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import resource
 import signal
@@ -18,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engines.conftest import wait_until
+from workers.agent.kv_pools import KvPoolKeeper
 from workers.kv.tiers.block_io import Done, IoThread, ReadJob, WriteJob
 from workers.kv.tiers.heat import Heat
 from workers.kv.tiers.slot_file import HEADER_BYTES, DamagedBlockError, SlotFile, remove_dead_files
@@ -122,11 +124,21 @@ def test_files_of_the_dead_are_removed_and_those_of_the_living_stay(tmp_path: Pa
         owner.send_signal(signal.SIGKILL)
         owner.wait(10)
         owner.stdout.close()
-    assert remove_dead_files(tmp_path) == 1
+    keeper = KvPoolKeeper(tmp_path / "pools", tmp_path)
+    keeper.tend(set(), now=1000.0)
     assert list(tmp_path.glob("*.slots")) == [first.path]
     first.close()
     assert remove_dead_files(tmp_path) == 0
     assert remove_dead_files(tmp_path / "not there") == 0
+
+
+def test_nothing_is_removed_while_somebody_makes_a_file(tmp_path: Path) -> None:
+    (tmp_path / "gone-1.slots").touch()
+    maker = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(maker, fcntl.LOCK_EX)
+    assert remove_dead_files(tmp_path) == 0
+    os.close(maker)
+    assert remove_dead_files(tmp_path) == 1
 
 
 STEPS = st.lists(

@@ -76,7 +76,7 @@ class AttemptRunner:
         self._adapters = adapters
         self._children: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._templates = Templates(home.logs / "template.log", enabled=config.template_processes)
-        self.kv_pools = KvPoolKeeper(pools_folder(identity.node_id, home.root))
+        self.kv_pools = KvPoolKeeper(pools_folder(identity.node_id, home.root), home.kv_blocks)
         self.holders = DeviceHolders(self.kv_pools.folder, home.logs, enabled=config.device_holders)
         self._mps = MpsProbe(Path(config.mps_pipe_directory), Path(config.mps_log_directory))
         self.accelerators: tuple[AcceleratorInfo, ...] = ()
@@ -179,7 +179,7 @@ class AttemptRunner:
             weights_cache=self._home.weights,
             holder=holder,
             kv_pool_dir=self.kv_pools.folder,
-            kv_disk_dir=self._home.kv_blocks,
+            kv_disk_dir=self.kv_pools.disk_folder,
             kv_pool_bytes=self._config.kv_pool_bytes,
         )
         launch = adapter.build_launch(spec.engine_options, context)

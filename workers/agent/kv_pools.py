@@ -11,6 +11,7 @@ from workers.kv.hoards import AttemptKey, Hoard, follow_hoards
 from workers.kv.ledger import PoolJoinError
 from workers.kv.pool import MemberStatus, NodePools, PoolStatus
 from workers.kv.table import TableError
+from workers.kv.tiers.slot_file import remove_dead_files
 from workers.protocol import v1
 from workers.protocol.digests import KV_BLOCK_TOKENS
 from workers.protocol.kv_pools import KvPool, KvPoolMember, pack_map
@@ -28,9 +29,10 @@ logger = logging.getLogger(__name__)
 class KvPoolKeeper:
     """Looks after this node's pools. It keeps nothing of its own: all is in the pools' tables."""
 
-    def __init__(self, folder: Path) -> None:
-        """Look after the pools below `folder`, which need not be there yet."""
+    def __init__(self, folder: Path, disk_folder: Path | None = None) -> None:
+        """Look after the pools below `folder`, and replicas' blocks on disk; neither need be there yet."""
         self.folder = folder
+        self.disk_folder = disk_folder
         self._pools = NodePools(folder)
         self._swept_at = float("-inf")
         self._checked_at = float("-inf")
@@ -62,9 +64,18 @@ class KvPoolKeeper:
         self._error = ""
         if check:
             self._checked_at = now
+            self._clear_disk()
         if taken:
             self.reclaimed_extents += taken
             logger.info("reclaimed %d extents of KV blocks from dead replicas", taken)
+
+    def _clear_disk(self) -> None:
+        """Give back the disk's room that dead replicas kept blocks in."""
+        try:
+            if self.disk_folder is not None:
+                remove_dead_files(self.disk_folder)
+        except OSError as error:
+            logger.warning("files of dead replicas in %s stay: %s", self.disk_folder, error)
 
     def hoarding_seconds(self, key: AttemptKey) -> float:
         """For how long an attempt has kept all of what others are guaranteed and wait for; 0: it has not."""

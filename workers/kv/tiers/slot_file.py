@@ -106,11 +106,17 @@ def slot_bytes(block_bytes: int) -> int:
 
 
 def remove_dead_files(folder: Path) -> int:
-    """Remove the files of owners that are dead; returns how many. Raises `OSError`."""
+    """Remove the files of owners that are dead; returns how many. Raises `OSError`.
+
+    While somebody makes a file nothing is done: whoever does so removes them.
+    """
     if not folder.is_dir():
         return 0
-    with _folder_lock(folder):
-        return _remove_dead(folder)
+    try:
+        with _folder_lock(folder, wait=False):
+            return _remove_dead(folder)
+    except BlockingIOError:
+        return 0
 
 
 def _remove_dead(folder: Path) -> int:
@@ -141,11 +147,11 @@ def _set_aside(descriptor: int, size_bytes: int) -> None:
 
 
 @contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
+def _folder_lock(folder: Path, *, wait: bool = True) -> Iterator[None]:
     """Between making a file and locking it nobody may look for dead owners."""
     descriptor = os.open(folder / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _PRIVATE_FILE)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     finally:
         os.close(descriptor)
