@@ -43,6 +43,7 @@ _OF_OUTAGES = (
     *("kombu.exceptions.OperationalError", "ConnectionError", "psycopg_pool.", "TimeoutError"),
     *("django.db.utils.InterfaceError", "exaserve_ops.adapters.leadership.FencedError"),
     *("exaserve_ops.adapters.route_table.OvertakenError", "django.db.utils.DatabaseError: consuming"),
+    "exaserve_ops.inventory.domain.store_users.StoreAwayError",
 )
 """Beginnings of errors that say that a store is away, or that another controller leads."""
 
