@@ -136,3 +136,30 @@ def test_options_may_be_given_as_on_a_command_line(viewer: Client) -> None:
     shown = text_of(html.unescape(answer.content.decode()))
     assert "128 x 1 B" in shown
     assert "8,000" in shown or "8 000" in shown
+
+
+def test_several_models_share_the_nodes_of_one_answer(viewer: Client) -> None:
+    make_model("one")
+    make_model("two")
+    options = {"engine": "torch", "sequences": "4", "memory_gib": "8", "per_node": "2"}
+    first = viewer.get(PAGE, {"model": "one", **options, **LOAD, "replicas": "30"}).content.decode()
+    assert "2 nodes of 2" in text_of(html.unescape(first))
+    match = re.search(r'<a class="aside" href="([^"]+)">add another model</a>', first)
+    assert match
+    form = viewer.get(html.unescape(match[1])).content.decode()
+    assert "beside 1 that is asked for already" in form
+    assert 'name="memory_gib" value="8"' in form
+    held = re.search(r'<input type="hidden" name="with" value="([^"]+)">', form)
+    assert held
+    question = {"model": "two", **options, **LOAD, "replicas": "30", "with": html.unescape(held[1])}
+    both = text_of(html.unescape(viewer.get(PAGE, question).content.decode()))
+    assert "4 nodes of 2" in both
+    assert "Beside it on the same 4 nodes" in both
+    assert "one 30 replicas" in both
+
+
+@pytest.mark.parametrize("text", ["", "prompt_tokens=x", "prompt_tokens=1&output_tokens=1", "%00=%ff"])
+def test_model_beside_that_cannot_be_read_is_said(viewer: Client, text: str) -> None:
+    make_model("one")
+    shown = page(viewer, model="one", memory_gib="8", **LOAD, **{"with": text})
+    assert "start over" in shown or "name a registered model" in shown

@@ -274,7 +274,9 @@ def _one_replica(workload: Workload, launch: EngineLaunch, memory: MemoryPlan) -
     if told or workload.sequences is None:
         return memory.claim.bytes, memory.sequences_at_mean
     if launch.engine == TORCH:
-        return torch_budget(memory.weights_bytes, memory.wanted_kv_bytes), workload.sequences
+        # Of a small model a fifth of its budget is less than a context takes.
+        budget = torch_budget(memory.weights_bytes, memory.wanted_kv_bytes)
+        return max(budget, memory.wanted_bytes), workload.sequences
     return memory.wanted_bytes, workload.sequences
 
 
