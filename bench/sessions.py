@@ -111,7 +111,7 @@ async def _measure(url: str, sessions: int, samples: int) -> dict[str, Any]:
     for number in chosen[:1000]:
         table.note_context(MODEL, _name(number), _CONTEXT_TOKENS)
     known = await table.found(MODEL, _name(chosen[0]))
-    link.close()
+    await link.close()
     return {
         "sessions": kept,
         "redis_bytes": redis_bytes,

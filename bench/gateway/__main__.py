@@ -40,6 +40,8 @@ CONCURRENCIES = (1, 32, 256)
 JUDGED = (32, 256)
 SESSIONS = 8192
 MANY = 3072
+WARM_AT_ONCE = 32
+WARM_SECONDS_PER_UPSTREAM = 0.002
 _PACED_FACTOR = 2
 """Paced streams last 0.3 s each: they are watched for longer."""
 
@@ -114,6 +116,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def _compare(
     samples: Samples, running_now: Sequence[Contender], load: Path, options: argparse.Namespace, count: int
 ) -> None:
+    for contender in running_now:  # connections are opened and sessions placed before anything counts
+        _measure(contender, load, Case(PLAIN, WARM_AT_ONCE, count), 1.0 + count * WARM_SECONDS_PER_UPSTREAM)
     cases = [Case(kind, at_once, count) for kind in options.kinds for at_once in options.concurrency]
     for case in cases:
         for _ in range(options.rounds):

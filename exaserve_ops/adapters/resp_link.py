@@ -72,12 +72,12 @@ class RespLink:
             self._is_watched = True
             loop.call_later(self._answer_seconds, self._watch, loop)
 
-    def close(self) -> None:
-        """Hang up for good; whoever waits is told."""
+    async def close(self) -> None:
+        """Hang up for good; whoever waits is told. Returns when nothing of it is left in the loop."""
         self._is_closed = True
-        if self._connecting is not None:
-            self._connecting.cancel()
         self._fail("closed")
+        if self._connecting is not None:
+            await asyncio.wait({self._connecting})  # it has a bound of its own
 
     # ------------------------------------------------------------------ sending
     def _flush(self) -> None:
@@ -130,21 +130,25 @@ class RespLink:
 
     async def _connect(self, loop: asyncio.AbstractEventLoop) -> None:
         wire: _Wire | None = None
+        reason = "closed"
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 wire = await self._open(loop)
                 await wire.greet(_greeting(self._options))
+                if not self._is_closed:
+                    self._wire = wire
         except (OSError, TimeoutError, LinkError, ssl.SSLError) as error:
-            if wire is not None:
-                wire.abort()
+            reason = repr(error)
             self._retry_at = loop.time() + RETRY_SECONDS
-            _log.debug("event=redis_link_failed error=%r", error)
-            self._fail(repr(error))
-            return
+            _log.debug("event=redis_link_failed error=%s", reason)
         finally:
             self._connecting = None
-        self._wire = wire
-        self._flush()
+            if self._wire is None and wire is not None:
+                wire.abort()
+        if self._wire is None:
+            self._fail(reason)
+        else:
+            self._flush()
 
     async def _open(self, loop: asyncio.AbstractEventLoop) -> _Wire:
         options = self._options

@@ -1,8 +1,8 @@
 """Which replica a session lives on: 24 bytes in Redis for each, shared by all gateways.
 
 A claim is set-if-absent and a re-pin is compare-and-swap on the owner epoch, so two gateways that act
-at once end up with one owner. All that a turn of the event loop asks goes into one script call, and its
-answer is one string. Every call is bounded; who gets no entry falls back to hashing, which all gateways
+at once end up with one owner. What is asked together goes into one script call, whose answer is one
+string. Every call is bounded; who gets no entry falls back to hashing, which all gateways
 do alike.
 
 Sessions share hashes, `exaops:s:0000` to `exaops:s:3fff`, which Redis packs: about 40 bytes a session
@@ -123,6 +123,7 @@ def owner_digest(replica_id: str) -> bytes:
     return hashlib.blake2b(replica_id.encode(), digest_size=8, person=b"owner").digest()
 
 
+@functools.lru_cache(maxsize=16_384)
 def session_place(model: str, session_id: str) -> tuple[bytes, bytes]:
     """Key and field of one session of one model."""
     digest = hashlib.blake2b(f"{model}\0{session_id}".encode(), digest_size=10).digest()
@@ -131,7 +132,7 @@ def session_place(model: str, session_id: str) -> tuple[bytes, bytes]:
 
 
 class SessionTable:
-    """The table, over one link. What one turn of the event loop asks is one call."""
+    """The table, over one link. What is asked while a call is under way goes into the next one."""
 
     def __init__(self, link: RespLink, *, ttl_seconds: int = DEFAULT_TTL_SECONDS) -> None:
         self._link = link
@@ -139,6 +140,7 @@ class SessionTable:
         self._keys: list[bytes] = []
         self._asks: list[bytes] = []
         self._callers: list[OnEntry] = []
+        self._is_asking = False
         self.calls = 0
         """Script calls so far."""
 
@@ -195,21 +197,22 @@ class SessionTable:
         """Put into the next call: what is asked, for which owner, at which epoch, with how many tokens."""
         key, field = session_place(model, session_id)
         what, owner, epoch, context_tokens = ask
-        if not self._keys:
+        if not self._keys and not self._is_asking:
             asyncio.get_running_loop().call_soon(self._send)
         self._keys.append(key)
         self._asks.append(_ASK.pack(what, field, owner, epoch, context_tokens))
         self._callers.append(on_entry)
-        if len(self._keys) >= MOST_IN_A_CALL:
-            self._send()
 
     def _send(self) -> None:
+        """Ask for all that has come together. One call at a time: under load the next one gathers more."""
         if not self._keys:
             return
-        keys, asks, callers = self._keys, self._asks, self._callers
-        self._keys, self._asks, self._callers = [], [], []
+        keys, self._keys = self._keys[:MOST_IN_A_CALL], self._keys[MOST_IN_A_CALL:]
+        asks, self._asks = self._asks[:MOST_IN_A_CALL], self._asks[MOST_IN_A_CALL:]
+        callers, self._callers = self._callers[:MOST_IN_A_CALL], self._callers[MOST_IN_A_CALL:]
         words = [b"%d" % len(keys), *keys, self._ttl, *asks]
         self.calls += 1
+        self._is_asking = True
         self._link.call(command(b"EVALSHA", _SHA1, *words), functools.partial(self._take, words, callers))
 
     def _take(self, words: list[bytes], callers: list[OnEntry], reply: Reply | LinkError) -> None:
@@ -217,6 +220,8 @@ class SessionTable:
             again = functools.partial(self._take, words, callers)
             self._link.call(command(b"EVAL", SCRIPT, *words), again)
             return
+        self._is_asking = False
+        self._send()
         if not isinstance(reply, bytes) or len(reply) != len(callers) * _RECORD.size:
             for on_entry in callers:
                 on_entry(None)

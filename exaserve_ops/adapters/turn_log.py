@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import msgspec
 import redis
-import redis.asyncio
 import redis.exceptions
 
+from exaserve_ops.adapters.resp_link import LinkError, Reply, RespLink, command
 from exaserve_ops.routing.domain.records import TurnRecord
 
 STREAM_KEY = "exaops:turns"
@@ -72,14 +72,13 @@ class TurnLog:
 
     def __init__(
         self,
-        client: redis.asyncio.Redis,
+        link: RespLink,
         *,
         buffer_turns: int = BUFFER_TURNS,
         flush_seconds: float = FLUSH_SECONDS,
     ) -> None:
-        self._redis = client
+        self._link = link
         self._buffer: collections.deque[bytes] = collections.deque(maxlen=buffer_turns)
-        self._append = client.register_script(_APPEND)
         self._flush_seconds = flush_seconds
         self.dropped = 0
 
@@ -106,11 +105,16 @@ class TurnLog:
         return True
 
     async def _send(self, batch: Sequence[bytes]) -> bool:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                await self._append([STREAM_KEY], [STREAM_MAX_LENGTH, *batch])
-        except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
-            _log.debug("event=turn_log_unwritten turns=%d error=%r", len(batch), error)
+        answer: asyncio.Future[Reply | LinkError] = asyncio.get_running_loop().create_future()
+
+        def take(reply: Reply | LinkError) -> None:
+            if not answer.done():
+                answer.set_result(reply)
+
+        self._link.call(command(b"EVAL", _APPEND, 1, STREAM_KEY, STREAM_MAX_LENGTH, *batch), take)
+        reply = await answer
+        if isinstance(reply, LinkError):
+            _log.debug("event=turn_log_unwritten turns=%d error=%r", len(batch), reply)
             return False
         return True
 

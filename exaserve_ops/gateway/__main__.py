@@ -66,7 +66,7 @@ async def serve(settings: GatewaySettings, certificate: Certificate | None = Non
     loop = asyncio.get_running_loop()
     _use_the_machine()
     client = open_redis(settings.redis_url)
-    shared = Shared(settings, client, clock=time.monotonic, wall_clock=clock.unix_seconds)
+    shared = Shared(settings, clock=time.monotonic, wall_clock=clock.unix_seconds)
     plane = DataPlane(shared, client)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -15,11 +15,11 @@ from exaserve_ops.adapters.turn_log import Turn
 from exaserve_ops.gateway import headers, refusals
 from exaserve_ops.gateway.answers import JsonAnswer, StreamAnswer, interruption_of, judge
 from exaserve_ops.gateway.client_port import Client
-from exaserve_ops.gateway.fleet import ReplicaSlot
+from exaserve_ops.gateway.fleet import STICKY, ReplicaSlot
 from exaserve_ops.gateway.framing import Frame
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request
-from exaserve_ops.gateway.router import STICKY, Ask, Obstacle, Route
+from exaserve_ops.gateway.router import Ask, Obstacle, Route
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import AnswerHead, UpstreamConnection
 from exaserve_ops.routing.domain import markdown, silence

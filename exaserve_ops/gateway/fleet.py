@@ -8,12 +8,15 @@ from typing import Any
 from exaserve_ops.adapters.session_table import owner_digest
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.upstream import UpstreamPool, authority
-from exaserve_ops.routing.domain import markdown
+from exaserve_ops.routing.domain import markdown, policy
 from exaserve_ops.routing.domain.records import NodeFacts, ReplicaFacts, RouteRecord
 from workers.protocol import digests
 
 FACTS_LIFETIME_SECONDS = 10.0
 """Load that has not been refreshed for so long is unknown."""
+STICKY = "sticky"
+REPINNED = "repinned"
+OWNER_REASONS = (STICKY, REPINNED, policy.DRAWN)
 _HOUSEKEEPING_SECONDS = 1.0
 MODEL_MEMORY_SECONDS = 600.0
 """How long a model without replicas is remembered, so that requests wait instead of getting 404."""
@@ -35,6 +38,7 @@ class ReplicaSlot:
         "reach",
         "record",
         "request_prefix",
+        "routes",
     )
 
     def __init__(self, record: RouteRecord, pool: UpstreamPool, token: str) -> None:
@@ -49,6 +53,8 @@ class ReplicaSlot:
         self.capacity = 1
         self.mark = markdown.CLEAR
         self.group = NodeGroup(record.node_id)
+        self.routes = {why: policy.Choice(self, why) for why in OWNER_REASONS}
+        """The choices of a session's own replica, made once."""
         self._facts: ReplicaFacts | None = None
         host = authority(record.host, record.port)
         self.request_prefix = b" HTTP/1.1\r\nhost: %b\r\nauthorization: Bearer %b\r\n" % (

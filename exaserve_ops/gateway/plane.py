@@ -66,8 +66,7 @@ class DataPlane:
             request.give_up_at_exit()
         await self._wait_for_clients(_LAST_WORDS_SECONDS)
         await shared.turns.flush()
-        shared.fleet.close()
-        shared.session_link.close()
+        await shared.close()
 
     async def _wait_for_clients(self, limit_seconds: float) -> None:
         if not self._shared.connections:

@@ -8,11 +8,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, SessionTable
-from exaserve_ops.gateway.fleet import Fleet, ReplicaSlot
+from exaserve_ops.gateway.fleet import REPINNED, STICKY, Fleet, ReplicaSlot
 from exaserve_ops.routing.domain import markdown, policy
 
-STICKY = "sticky"
-REPINNED = "repinned"
 RETRIED = "retry"
 
 _AWAY_SECONDS = 1.0
@@ -141,8 +139,8 @@ class Router:
         if not self._has_room(owner):
             return Obstacle.FULL
         if ask.was_repinned:
-            return policy.Choice(owner, REPINNED)
-        return policy.Choice(owner, policy.DRAWN if entry.turns == 1 else STICKY)
+            return owner.routes[REPINNED]
+        return owner.routes[policy.DRAWN if entry.turns == 1 else STICKY]
 
     def _still_serves(self, owner: ReplicaSlot, ask: Ask) -> bool:
         return (

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 import msgspec
-import redis.asyncio
 
+from exaserve_ops.adapters import turn_log
 from exaserve_ops.adapters.api_key_table import ApiKeyTable
 from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.adapters.session_table import SessionTable
@@ -53,7 +53,6 @@ class Shared:
     def __init__(
         self,
         settings: GatewaySettings,
-        client: redis.asyncio.Redis,
         *,
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
@@ -69,7 +68,8 @@ class Shared:
         self.waiting = WaitingRoom(settings.wait_requests)
         self.counters = Counters()
         self.problems = Problems()
-        self.turns = TurnLog(client)
+        self.turn_link = RespLink(settings.redis_url, answer_seconds=turn_log.ANSWER_SECONDS)
+        self.turns = TurnLog(self.turn_link)
         self.session_link = RespLink(settings.redis_url, answer_seconds=settings.session_answer_seconds)
         self.sessions = SessionTable(self.session_link, ttl_seconds=settings.session_seconds)
         self.router = Router(
@@ -88,6 +88,12 @@ class Shared:
         """When Redis last answered."""
         self._started_at_unix_seconds = int(wall_clock())
         self._faults = 0
+
+    async def close(self) -> None:
+        """Hang up on engines and on Redis."""
+        self.fleet.close()
+        await self.session_link.close()
+        await self.turn_link.close()
 
     def add_connection(self, connection: Connection) -> bool:
         """Count a client in. Returns false if there are too many."""

@@ -186,7 +186,7 @@ class World:
         known = {"poll_seconds": 0.2, "wait_seconds": 1.0, **settings}
         made = GatewaySettings(port=0, redis_url=url or self.url, fleet_secret=SECRET, **known)
         client = open_redis(made.redis_url)
-        shared = Shared(made, client, clock=time.monotonic, wall_clock=clock.unix_seconds)
+        shared = Shared(made, clock=time.monotonic, wall_clock=clock.unix_seconds)
         plane = DataPlane(shared, client)
         server = await loop.create_server(
             lambda: ClientConnection(shared), "127.0.0.1", 0, ssl=certificate.context if certificate else None
@@ -199,8 +199,7 @@ class World:
             assert upkeep.cancelled()
             for connection in list(shared.connections):
                 connection.abort()  # type: ignore[attr-defined] # the one class that is in there
-            shared.fleet.close()
-            shared.session_link.close()
+            await shared.close()
             await client.aclose()
 
         self.stops.append(stop)

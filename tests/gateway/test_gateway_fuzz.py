@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 
 from exaserve_ops.adapters.api_key_table import key_digest
 from exaserve_ops.gateway.client import ClientConnection
-from exaserve_ops.gateway.plane import open_redis
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import UpstreamConnection
@@ -134,8 +133,7 @@ class Reading:
 async def read(pieces: Sequence[bytes]) -> Reading:
     """Let a gateway read these pieces; its one engine answers at once."""
     options = GatewaySettings(port=0, redis_url="unix:///nowhere", fleet_secret=SECRET)
-    client = open_redis(options.redis_url)
-    shared = Shared(options, client, clock=time.monotonic, wall_clock=time.monotonic)
+    shared = Shared(options, clock=time.monotonic, wall_clock=time.monotonic)
     record = RouteRecord("r0", "n0", "node-0", 1, "m", "d", "127.0.0.1", 1, 1, 1)
     shared.fleet.replace({"r0": record}, time.monotonic())
     shared.keys.replace({key_digest(KEY): KeyRecord("id", "name")})
@@ -157,7 +155,6 @@ async def read(pieces: Sequence[bytes]) -> Reading:
     reading.statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", bytes(transport.written))]
     reading.is_over = transport.is_cut or transport.is_ended
     connection.connection_lost(None)
-    await client.aclose()
     return reading
 
 

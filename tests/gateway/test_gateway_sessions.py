@@ -131,7 +131,7 @@ async def session_table(url: str, **options: Any) -> AsyncIterator[SessionTable]
     try:
         yield SessionTable(link, **options)
     finally:
-        link.close()
+        await link.close()
 
 
 async def test_claims_and_repins_leave_one_owner(world: World) -> None:
