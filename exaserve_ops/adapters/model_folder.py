@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from exaserve_ops.lib.errors import InvalidInputError
+from exaserve_ops.lib.json_text import read_json
 from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
 from exaserve_ops.serving.domain.manifest import FileEntry
 from exaserve_ops.serving.domain.weights_size import UnknownWeights, weights_of_files
@@ -76,10 +77,10 @@ def _json_file(path: Path, most_bytes: int) -> dict[str, Any]:
         if path.stat().st_size > most_bytes:
             raise InvalidInputError("folder", f"{path.name} is larger than {most_bytes:,} bytes")
         text = path.read_text("utf-8")
-        value = json.loads(text, parse_constant=str)
+        value = read_json(text)
     except FileNotFoundError as error:
         raise InvalidInputError("folder", f"'{path.parent}' holds no {path.name}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidInputError("folder", f"{path.name}: {error}") from error
     if not isinstance(value, dict) or "\\u0000" in text or "\0" in text:
         raise InvalidInputError("folder", f"{path.name} is no JSON object, or holds null characters")

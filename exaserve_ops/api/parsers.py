@@ -9,6 +9,8 @@ from rest_framework import status
 from rest_framework.exceptions import APIException, ParseError
 from rest_framework.parsers import JSONParser
 
+from exaserve_ops.lib.json_text import check_characters
+
 MAX_BODY_BYTES = 1024 * 1024
 
 
@@ -21,7 +23,10 @@ class BodyTooLargeError(APIException):
 
 
 class BoundedJSONParser(JSONParser):
-    """Reads no more than it may, and answers 400 to nesting that would exhaust the stack."""
+    """Reads no more than it may, and answers 400 to nesting that would exhaust the stack.
+
+    Also to characters that neither an answer nor the database could hold.
+    """
 
     def parse(
         self,
@@ -35,6 +40,10 @@ class BoundedJSONParser(JSONParser):
         if declared and int(declared) > MAX_BODY_BYTES:
             raise BodyTooLargeError
         try:
-            return super().parse(stream, media_type, dict(parser_context or {}))
+            parsed = super().parse(stream, media_type, dict(parser_context or {}))
+            check_characters(parsed)
+        except ValueError as error:
+            raise ParseError(f"This JSON is not taken: {error}.") from error
         except RecursionError as error:
             raise ParseError("The JSON is nested too deeply.") from error
+        return parsed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from django import forms
@@ -11,6 +10,7 @@ from django.http import QueryDict
 
 from exaserve_ops.dashboard.forms import read_value
 from exaserve_ops.lib.errors import InvalidInputError
+from exaserve_ops.lib.json_text import read_json
 from exaserve_ops.serving.domain.engine_launch import SGLANG, TORCH, VLLM
 from exaserve_ops.serving.domain.fleet_plan import Load, NodeKind
 from exaserve_ops.serving.domain.lifecycle import DELETED
@@ -152,8 +152,8 @@ class CapacityForm(forms.Form):
         if not text:
             return {}
         try:
-            value = json.loads(text, parse_constant=str)
-        except (ValueError, RecursionError) as error:
+            value = read_json(text)
+        except ValueError as error:
             raise forms.ValidationError(f"This is no JSON: {error}") from error
         if not isinstance(value, dict):
             raise forms.ValidationError("This is no JSON object.")

@@ -61,6 +61,7 @@ def code_of(answer: Any) -> tuple[int, str]:
         ("post", "/api/v1/deployments", b"null", "application/json", (400, "invalid")),
         ("post", "/api/v1/deployments", b'{"replicas": NaN}', "application/json", (400, "parse_error")),
         ("post", "/api/v1/deployments", b"[" * 100_000, "application/json", (400, "parse_error")),
+        ("post", "/api/v1/deployments", b'{"\\ud800": 1}', "application/json", (400, "parse_error")),
         ("post", "/api/v1/deployments", b" " * (MAX_BODY_BYTES + 1), "application/json", (413, "too_large")),
         (
             "post",

@@ -67,8 +67,11 @@ def test_lines_about_other_things_are_no_complaint_about_memory() -> None:
         ("max_model_len", "long"),
         ("gpu_memory_utilization", 1.5),
         ("tensor_parallel_size", 0),
+        ("max_model_len", "9" * 400),
         ("hf_overrides", "{"),
         ("hf_overrides", "[1]"),
+        ("hf_overrides", "[" * 100_000),
+        ("hf_overrides", '{"model_type": "\\ud800"}'),
         ("extra_arguments", "--name 'open"),
     ],
 )

@@ -492,10 +492,30 @@ def test_nested_model_that_names_no_class_takes_the_outer_ones() -> None:
         ("num_key_value_heads", 2.5),
         ("head_dim", True),
         ("sliding_window", "wide"),
+        ("hidden_size", 10**400),
+        ("head_dim", 1 << 60),
     ],
 )
 def test_value_that_is_no_count_is_refused_by_name(field: str, value: object) -> None:
     assert field in refused(MISTRAL_V01 | {field: value}).reason
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LLAMA_8B | {"num_hidden_layers": 10**9},
+        LLAMA_8B | {"num_nextn_predict_layers": 10**9},
+        {"model_type": "longcat_flash", "num_layers": 10**9},
+        {"model_type": "nemotron_h", "hybrid_override_pattern": "-" * 1_000_000},
+    ],
+)
+def test_layers_without_number_are_refused_and_not_counted_out_in_memory(config: dict[str, Any]) -> None:
+    assert "no more than 10,000" in refused(config).reason
+
+
+def test_pipeline_of_stages_without_number_is_refused_and_not_laid_out() -> None:
+    assert known(LLAMA_8B, pipeline_parallel=32).growth_bytes_each == 4096
+    assert "1,000,000,000 stages" in refused(LLAMA_8B, pipeline_parallel=10**9).reason
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,9 @@ def test_numbers_without_end_in_a_config_can_be_kept(tmp_path: Path) -> None:
     assert registered(tmp_path).config["time_step_limit"] == [0.0, "Infinity"]
 
 
-@pytest.mark.parametrize("text", ["[]", '{"model_type": "a\\u0000"}', "{", "[" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["[]", '{"model_type": "a\\u0000"}', json.dumps(LLAMA | {"x": "\ud800"}), "{", "[" * 100_000]
+)
 def test_config_that_no_database_holds_is_refused(tmp_path: Path, text: str) -> None:
     folder(tmp_path, text, "model.safetensors")
     with pytest.raises(InvalidInputError, match=r"config\.json"):

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from exaserve_ops.serving.domain.class_defaults import CLASS_DEFAULTS
-from exaserve_ops.serving.domain.config_fields import Fields, LayoutError, TextModel, find_text_model
+from exaserve_ops.serving.domain.config_fields import (
+    LARGEST,
+    Fields,
+    LayoutError,
+    TextModel,
+    find_text_model,
+)
 from exaserve_ops.serving.domain.context_length import context_length
 from exaserve_ops.serving.domain.kv_dtypes import checkpoint_dtype
 
@@ -98,4 +104,4 @@ def _heads(fields: Fields) -> tuple[int, int, int]:
 
 def _vocabulary(text: TextModel) -> int:
     value = text.anywhere("vocab_size", "padded_vocab_size")
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as cut_short
 from typing import Any
 
 from exaserve_ops.serving.domain.class_defaults import ClassDefaults
@@ -25,6 +26,10 @@ POSITIONS = (
     "model_max_length",
     "n_ctx",
 )
+MOST_LAYERS = 10_000
+"""More are a slip or an attack: readers make a row for each, whoever pasted the config."""
+LARGEST = 1 << 40
+"""Of any number that says a size or a count; larger ones are no model's and overflow floats."""
 INTERMEDIATE = ("intermediate_size", "n_inner", "ffn_hidden_size", "ffn_dim", "moe_intermediate_size")
 
 
@@ -129,9 +134,7 @@ class Fields:
             value = self._config.get(name)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise LayoutError(f"config.json has no usable '{name}' (found {value!r})")
-            return value
+            return _usable(name, value, lowest=1)
         return None
 
     def count(self, name: str, default: int) -> int:
@@ -139,9 +142,7 @@ class Fields:
         value = self._config.get(name)
         if value is None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise LayoutError(f"config.json has no usable '{name}' (found {value!r})")
-        return value
+        return _usable(name, value, lowest=0)
 
     def numbers(self, *names: str) -> frozenset[int] | None:
         """First list of whole numbers under one of these names; `None` if none is there.
@@ -158,8 +159,8 @@ class Fields:
         return None
 
     def layers(self) -> int:
-        """Number of decoder layers."""
-        return self.whole(LAYERS, self._defaults.layers if self._defaults else None)
+        """Number of decoder layers. Raises `LayoutError`, also for more than `MOST_LAYERS`."""
+        return within_layers(self.whole(LAYERS, self._defaults.layers if self._defaults else None))
 
     def heads(self) -> int:
         """Number of query heads."""
@@ -215,6 +216,20 @@ class Fields:
 
     def _class_multi_query(self) -> bool:
         return self._model_type in _MULTI_QUERY_CLASSES
+
+
+def within_layers(count: int) -> int:
+    """Return a number of layers. Raises `LayoutError` above `MOST_LAYERS`."""
+    if count > MOST_LAYERS:
+        raise LayoutError(f"config.json says {count:,} layers; no more than {MOST_LAYERS:,} are counted")
+    return count
+
+
+def _usable(name: str, value: object, *, lowest: int) -> int:
+    """Return it as the whole number that it has to be. Raises `LayoutError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or not lowest <= value <= LARGEST:
+        raise LayoutError(f"config.json has no usable '{name}' (found {cut_short(value)})")
+    return value
 
 
 _MULTI_QUERY_CLASSES = frozenset({"falcon", "RefinedWebModel", "gpt_bigcode"})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from exaserve_ops.serving.domain.class_defaults import CLASS_DEFAULTS
-from exaserve_ops.serving.domain.config_fields import POSITIONS, find_text_model
+from exaserve_ops.serving.domain.config_fields import LARGEST, POSITIONS, find_text_model
 
 _NOT_STRETCHED = frozenset({"default", "su", "longrope", "llama3", "mrope", "proportional"})
 """Kinds of scaling whose `factor` is in `max_position_embeddings` already, or that have none."""
@@ -103,4 +103,4 @@ def _is_factor(value: object) -> TypeGuard[float]:
 
 
 def _is_length(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from exaserve_ops.lib.json_text import read_json
 from exaserve_ops.serving.domain.kv_bytes import KvOptions
 
 TORCH, VLLM, SGLANG = "torch", "vllm", "sglang"
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+_LARGEST = 1 << 60
+"""Of any count: no option of an engine means more, and floats end somewhere."""
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?)([kmgKMG]?)$")
 _MTP_METHODS = ("mtp", "deepseek_mtp", "qwen3_next_mtp", "nextn", "ernie_mtp", "glm4_moe_mtp")
 
@@ -205,8 +207,8 @@ class _Options:
                 continue
             match = _NUMBER.match(text)
             number = float(match[1]) * _UNITS.get(match[2], 1) if match else 0.0
-            if number < 1 or number != int(number):
-                raise LaunchError(name, f"'{name}' must be a positive whole number, not '{text}'")
+            if not 1 <= number <= _LARGEST or number != int(number):
+                raise LaunchError(name, f"'{name}' must be a positive whole number, not '{text[:40]}'")
             return int(number)
         return None
 
@@ -228,7 +230,7 @@ class _Options:
         value = self._values.get(name)
         if isinstance(value, str) and value.strip():
             try:
-                value = json.loads(value)
+                value = read_json(value)
             except ValueError as error:
                 raise LaunchError(name, f"'{name}' is no JSON: {error}") from error
         if value in (None, ""):

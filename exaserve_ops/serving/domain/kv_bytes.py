@@ -13,6 +13,8 @@ from exaserve_ops.serving.domain.kv_config import read_layout
 from exaserve_ops.serving.domain.kv_dtypes import AUTO, BFLOAT16, ElementType, element_type
 from exaserve_ops.serving.domain.kv_layout import FULL, KvLayout, LayerMemory, UnknownLayout
 
+MOST_STAGES = 1024
+"""Of a pipeline: a launch may name any number, and each is laid out."""
 FP8_LATENT_BYTES = 656
 """vLLM's `fp8_ds_mla`: 512 fp8 numbers, four float32 scales, and 64 rotated ones in bfloat16."""
 _FP8_LATENT = "fp8_ds_mla"
@@ -144,6 +146,8 @@ def kv_bytes(layout: KvLayout, options: KvOptions) -> KvBytes | UnknownLayout:
     if isinstance(types, str):
         return UnknownLayout(types, _bound(layers))
     refusal = _refuse_split(layout, layers, options.tensor_parallel)
+    if options.pipeline_parallel > MOST_STAGES:
+        refusal = f"a pipeline of {options.pipeline_parallel:,} stages; at most {MOST_STAGES:,} are counted"
     if refusal:
         return UnknownLayout(refusal, _bound(layers), int(types.model))
     stages = _stages(layers, options.pipeline_parallel)

@@ -8,7 +8,14 @@ from typing import Any
 
 from exaserve_ops.serving.domain import config_fields
 from exaserve_ops.serving.domain.class_defaults import CLASS_DEFAULTS
-from exaserve_ops.serving.domain.config_fields import Fields, LayoutError, TextModel, find_text_model
+from exaserve_ops.serving.domain.config_fields import (
+    LARGEST,
+    Fields,
+    LayoutError,
+    TextModel,
+    find_text_model,
+    within_layers,
+)
 from exaserve_ops.serving.domain.kv_dtypes import checkpoint_dtype, checkpoint_kv_dtype, element_type
 from exaserve_ops.serving.domain.kv_families import FAMILIES, Family
 from exaserve_ops.serving.domain.kv_layout import KvLayout, LayerMemory, UnknownLayout
@@ -98,14 +105,14 @@ def _is_harmless(fields: Fields, name: str) -> bool:
 def _draft_layers(fields: Fields, family: Family, layers: tuple[LayerMemory, ...]) -> tuple[LayerMemory, ...]:
     """Layers for multi-token prediction: each keeps what a layer with attention keeps."""
     told = fields.optional(("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers"))
-    count = told if told is not None else family.draft_layers
+    count = within_layers(told if told is not None else family.draft_layers)
     attending = [layer for layer in layers if layer.heads and layer.window_tokens is None]
     return (replace(attending[-1], state=()),) * count if attending else ()
 
 
 def _vocabulary(text: TextModel) -> int:
     value = text.anywhere("vocab_size", "padded_vocab_size")
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= LARGEST else 0
 
 
 def _unknown(text: TextModel, reason: str) -> UnknownLayout:

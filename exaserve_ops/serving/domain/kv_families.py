@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from exaserve_ops.serving.domain.config_fields import Fields, LayoutError
+from exaserve_ops.serving.domain.config_fields import Fields, LayoutError, within_layers
 from exaserve_ops.serving.domain.kv_layout import CHUNKED, FULL, LATENT, NOTHING, SLIDING, LayerMemory
 from exaserve_ops.serving.domain.kv_recurrent import (
     delta_attention_state,
@@ -141,7 +141,7 @@ def _latent(fields: Fields) -> tuple[LayerMemory, ...]:
 
 def _latent_twice(fields: Fields) -> tuple[LayerMemory, ...]:
     """LongCat: each layer has two attentions."""
-    return (_latent_layer(fields),) * (2 * fields.whole(("num_layers", "num_hidden_layers"), 28))
+    return (_latent_layer(fields),) * within_layers(2 * fields.whole(("num_layers", "num_hidden_layers"), 28))
 
 
 def _latent_with_index(fields: Fields) -> tuple[LayerMemory, ...]:
@@ -220,6 +220,7 @@ def _by_letters(fields: Fields) -> tuple[LayerMemory, ...]:
         return _hybrid(mamba2_state, None)(fields)
     if not isinstance(pattern, str) or set(pattern) - set("M*-E"):
         raise LayoutError("'hybrid_override_pattern' is no string of M, *, - and E")
+    within_layers(len(pattern))
     shapes = {"M": mamba2_state(fields), "*": attention_layer(fields)}
     return tuple(shapes.get(letter, LayerMemory(NOTHING)) for letter in pattern)
 
