@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from bench.engines.made_model import VOCABULARY, make_model
+from workers.engines.torch_adapter import ENVIRONMENT
 
 HERE = Path(__file__).resolve().parents[1]
 BATCH_SIZES = (1, 2, 4, 8, 16, 32)
@@ -42,15 +43,17 @@ class ContestantError(RuntimeError):
 class Engine:
     """One contestant's process."""
 
-    def __init__(self, command: Sequence[str], log_path: Path, *, threads: int) -> None:
+    def __init__(
+        self, command: Sequence[str], log_path: Path, *, threads: int, environment: Mapping[str, str]
+    ) -> None:
         """Start the process; `wait_ready` waits for it."""
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        common = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
         self._log_path = log_path
         with log_path.open("wb") as log:
             self._process = subprocess.Popen(
                 command,
                 cwd=HERE,
-                env=environment,
+                env={**os.environ, **common, **environment},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -198,7 +201,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
             command += ["--threads", str(arguments.threads), "--dtype", arguments.dtype]
             command += ["--weights", arguments.weights]
             log_path = Path(folder) / f"{name}.log"
-            engines[name] = stack.enter_context(Engine(command, log_path, threads=arguments.threads))
+            # As a replica is launched.
+            environment = ENVIRONMENT if name == "exaserve" else {}
+            contestant = Engine(command, log_path, threads=arguments.threads, environment=environment)
+            engines[name] = stack.enter_context(contestant)
             engines[name].wait_ready()
         load_before = os.getloadavg()[0]
         figures = report(compare(engines, arguments))
@@ -234,7 +240,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--weights",
         choices=("private", "shared"),
         default="private",
-        help="of the built-in engine: packed for the CPU, or plain and mapped by all replicas of a node",
+        help="of the built-in engine: its own, or mapped by all replicas of a node; packed both times",
     )
     parser.add_argument("--prompt-tokens", type=int, default=128, help="mean length of a prompt")
     parser.add_argument("--new-tokens", type=int, default=32, help="of each request")

@@ -8,9 +8,9 @@ On request it forks off another one like itself that reads what all replicas of 
 their tokenizer, and from then on forks those off: the memory of one model's replicas is shared further
 than that of all.
 
-Each has one thread and does nothing but import, read, fork and reap: it opens no device, computes nothing
-and holds no secret. What it forks is a shim that forks the engine: the same two processes as with a launch
-by program, looking the same from outside. It ends when the agent does; what it forked goes on.
+Each has one thread and does nothing but import, read, fork and reap: it opens no device, computes next
+to nothing and holds no secret. What it forks is a shim that forks the engine: the same two processes as
+with a launch by program, looking the same from outside. It ends when the agent does; what it forked goes on.
 """
 
 from __future__ import annotations
@@ -63,6 +63,10 @@ class ForkAnswer(msgspec.Struct, frozen=True):
     error: str = ""
 
 
+_DECODER = msgspec.json.Decoder(ForkRequest | BranchRequest)
+"""Made once: whatever a template writes to between two forks is shared by fewer of those it forks."""
+
+
 def main(arguments: Sequence[str]) -> int:
     """Import, then fork on request until the agent closes its end. Returns 0."""
     channel = socket.socket(fileno=int(arguments[0]))
@@ -85,7 +89,7 @@ def _serve(channel: socket.socket) -> int:
         message, descriptors, _flags, _address = socket.recv_fds(channel, LARGEST_MESSAGE_BYTES, 1)
         if not message:
             return 0
-        request: ForkRequest | BranchRequest = msgspec.json.decode(message, type=ForkRequest | BranchRequest)
+        request = _DECODER.decode(message)
         try:
             if isinstance(request, ForkRequest):
                 _answer(channel, _fork_shim(channel, request, descriptors))

@@ -23,12 +23,13 @@ _PRELOAD = (
     *("uvicorn.protocols.http.httptools_impl", "uvicorn.lifespan.off", "encodings.idna"),
 )
 """torch, and all else that a replica imports."""
-_ENVIRONMENT = {
+ENVIRONMENT = {
     # Kernels that oneDNN keeps, by numbers of rows: two thirds of a megabyte each, and without a bound
     # a gigabyte in a replica that has seen prompts of all lengths. A new one takes less than a millisecond.
     "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64",
     "LRU_CACHE_CAPACITY": "64",
 }
+"""Of every replica of this engine."""
 _PREPARE = "workers.engines.torch_engine.prepared:prepare"
 
 _OPTIONS: dict[str, Option] = {
@@ -94,7 +95,7 @@ class TorchAdapter:
         launch = own_launch(
             "workers.engines.torch_engine", context, arguments, preload=_PRELOAD, prepare=known
         )
-        return replace(launch, env={**launch.env, **_ENVIRONMENT})
+        return replace(launch, env={**launch.env, **ENVIRONMENT})
 
     def parse_metrics(self, page: str) -> EngineSample:
         """Read a metrics page. A bad line is dropped and noted; the rest is used."""

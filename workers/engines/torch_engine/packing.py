@@ -130,7 +130,7 @@ def layout_key(dtype: torch.dtype) -> str:
     Only where `packs_to_bytes`. Processes with the same key read one another's bytes.
     """
     settings = [(name, os.environ.get(name, "")) for name in _LAYOUT_VARIABLES]
-    probe = pack(torch.zeros(_PROBE_SHAPE, dtype=dtype)).layout
+    probe = describe_packed(_PROBE_SHAPE, dtype)
     return repr((torch.__version__, torch.__config__.show(), _processor(), settings, probe))
 
 
