@@ -84,11 +84,6 @@ class SlotFile:
             raise DamagedBlockError(f"the content of slot {slot} has changed")
         return content
 
-    def drop_cached_pages(self) -> None:
-        """Have the next reads come from the disk itself, for measuring. Raises `OSError`."""
-        os.fdatasync(self.descriptor)
-        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-
     def close(self) -> None:
         """Remove the file and give its room back."""
         self.path.unlink(missing_ok=True)
