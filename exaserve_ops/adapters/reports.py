@@ -165,10 +165,24 @@ def _describe_kv_load(load: v1.ReplicaTelemetry) -> dict[str, Any]:
         "query_tokens_total": load.prefix_query_tokens_total,
         "hit_tokens_total": load.prefix_hit_tokens_total,
         "miss_tokens_total": load.prefix_miss_tokens_total,
-        "tiers": [msgspec.structs.asdict(tier) for tier in load.kv_tiers],
-        "swaps": None if load.kv_swaps is None else msgspec.structs.asdict(load.kv_swaps),
+        "tiers": _describe_tiers(load),
+        "swaps": _describe_swaps(load),
         "thrash_reason": load.kv_thrash_reason,
     }
+
+
+def _describe_tiers(load: v1.ReplicaTelemetry) -> list[dict[str, Any]]:
+    return [msgspec.structs.asdict(tier) for tier in load.kv_tiers]
+
+
+def _describe_swaps(load: v1.ReplicaTelemetry) -> dict[str, Any] | None:
+    return None if load.kv_swaps is None else msgspec.structs.asdict(load.kv_swaps)
+
+
+def _describe_load(load: v1.ReplicaTelemetry) -> dict[str, Any]:
+    """All of it; structs inside become plain values, too, as JSON needs them."""
+    plain = {"kv_tiers": _describe_tiers(load), "kv_swaps": _describe_swaps(load)}
+    return msgspec.structs.asdict(load) | plain
 
 
 def _describe_pool(pool: kv_pools.KvPool) -> dict[str, Any]:
@@ -198,7 +212,7 @@ def _describe_replica(seen: v1.ReplicaObserved) -> dict[str, Any]:
         "uptime_seconds": seen.uptime_seconds,
         "retry_in_seconds": seen.retry_in_seconds,
         "memory_used_bytes": seen.memory_used_bytes,
-        "load": None if seen.telemetry is None else msgspec.structs.asdict(seen.telemetry),
+        "load": None if seen.telemetry is None else _describe_load(seen.telemetry),
     }
 
 

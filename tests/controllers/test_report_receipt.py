@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from typing import get_type_hints
@@ -25,6 +26,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain.observed import ReplicaLoad
 from exaserve_ops.serving.domain.reports import HeartbeatReport, Received
 from tests.fakes.fleet import ScriptedNode
+from tests.fakes.kv_pools import load_of
 from tests.fakes.leader import Leader, leading
 from workers.protocol import names, v1
 
@@ -211,6 +213,14 @@ def test_gateways_and_pages_are_told_exactly_what_the_agent_said(
         assert (page["load"] is None) == (seen.telemetry is None)
         for name in FACTS if page["load"] else ():
             assert page["load"][name] == getattr(seen.telemetry, name)
+
+
+def test_what_an_engine_with_tiers_says_can_be_answered_as_json() -> None:
+    said = make_beat(load_of())
+    encoded = v1.open_envelope(v1.encode_report(said, node_id=NODE, node_key=KEY)).body
+    [shown] = json.loads(json.dumps(describe_heartbeat(encoded)))["replicas"].values()
+    assert [tier["name"] for tier in shown["load"]["kv_tiers"]] == ["accelerator", "host", "disk"]
+    assert shown["load"]["kv_swaps"]["blocks_out"] == 34
 
 
 FACTS = ("requests_running", "requests_waiting", "kv_used_ratio", "ttft_p95_seconds")
