@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import torch
 
 from tests.engines.conftest import EngineProcess, StartEngine, engine_starter, wait_until
 from workers.engines.demo_model import make_demo_model
+from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.torch_engine.config import read_model_config
 from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool
-from workers.engines.torch_engine.tier_memory import SlabMover
+from workers.engines.torch_engine.settings import EngineSettings
+from workers.engines.torch_engine.tier_memory import SlabMover, open_tiers
+from workers.kv.tiers.heat import Heat
 
 PROMPT = "the quick brown fox jumps over the lazy dog and tells nobody of it, for there is nobody to tell. "
 MEGABYTE = 1 << 20
@@ -140,18 +144,31 @@ def test_file_of_a_killed_engine_is_removed_by_the_next_and_its_own_at_its_end(
     assert list((tmp_path / "kv").glob("*.slots")) == []
 
 
-def test_tiers_that_cannot_be_had_are_off_with_a_reason_and_the_engine_serves(
-    start: StartEngine, model: Path, tmp_path: Path
-) -> None:
+def test_tiers_that_cannot_be_had_are_off_with_a_reason(model: Path, tmp_path: Path) -> None:
     (tmp_path / "kv").write_text("no folder")
-    engine = start("torch", model, num_blocks=24, kv_disk_bytes=4 * MEGABYTE, kv_host_bytes=1 << 44)
-    engine.wait_ready()
-    with engine.client() as client:
-        assert set(came_from(complete(client, PROMPT)).values()) == {0}
-    reasons = {tier.name: tier.off_reason for tier in engine.sample().kv_tiers}
-    assert reasons["accelerator"] == ""
-    assert "the machine has" in reasons["host"]
-    assert "exists" in reasons["disk"]
+    settings = EngineSettings(
+        model, "demo", kv_host_bytes=1 << 44, kv_disk_bytes=4 * MEGABYTE, kv_disk_dir=tmp_path / "kv"
+    )
+    pool = allocate_pool(read_model_config(model), 4, dtype=torch.float32, device=CPU)
+    heat = Heat()
+    allocator = BlockAllocator(4, heat=heat)
+    tiers = open_tiers(settings, pool, allocator, heat)
+    assert tiers is not None
+    uses = tiers.store.facts().uses
+    assert "the machine has" in uses["host"].off_reason
+    assert "exists" in uses["disk"].off_reason
+    assert [use.capacity_blocks for use in uses.values()] == [0, 0]
+    for number in range(6):  # blocks leave, and nobody minds
+        (block,) = allocator.allocate(1) or [0]
+        allocator.register(block, bytes([number]) * 16)
+        allocator.release([block])
+        tiers.store.tend()
+    tiers.close()
+    small = replace(settings, kv_host_bytes=10, kv_disk_bytes=10, kv_disk_dir=tmp_path / "other")
+    few = open_tiers(small, pool, allocator, heat)
+    assert few is not None
+    assert all("one block takes" in use.off_reason for use in few.store.facts().uses.values())
+    assert open_tiers(replace(settings, kv_host_bytes=0, kv_disk_bytes=0), pool, allocator, heat) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])

@@ -156,6 +156,19 @@ def test_a_cost_that_was_measured_long_ago_is_found_out_anew() -> None:
     assert 0.1 < later < 0.5
 
 
+def test_one_copy_that_was_held_up_does_not_make_a_tier_look_slow_and_a_slow_one_is_known_soon() -> None:
+    rate = update_rate(None, 1.0, now=0.0)  # the very first was held up
+    for _ in range(16):
+        rate = update_rate(rate, 2e-5, now=0.0)
+    assert rate.seconds_per_block < 4e-5
+    held_up = update_rate(rate, 1.0, now=0.0)
+    assert held_up.seconds_per_block < 2 * rate.seconds_per_block
+    for _ in range(40):
+        rate = update_rate(rate, 0.1, now=0.0)
+    assert rate.seconds_per_block > 0.05
+    assert update_rate(update_rate(None, 0.0, now=0.0), 1.0, now=0.0).seconds_per_block > 0
+
+
 RULES = ThrashRules()
 WINDOWS = st.lists(
     st.tuples(st.floats(0.1, 8.0), st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=60

@@ -100,17 +100,25 @@ class Rate:
     measured_at_seconds: float
 
 
-_SMOOTHING = 0.2
+_SMOOTHING_UP, _SMOOTHING_DOWN = 0.1, 0.5
+_OUTLIER_RATIO = 8.0
+_SHORTEST_SECONDS = 1e-6
 STALE_SECONDS = 60.0
 """A cost that was not measured for so long is found out anew: it may have changed."""
 
 
 def update_rate(rate: Rate | None, seconds_per_block: float, *, now: float) -> Rate:
-    """Return a rate with one more measurement in it."""
+    """Return a rate with one more measurement in it.
+
+    It rises slowly and falls quickly, and one measurement counts as 8 times the rate at most: what
+    takes longer than usual was mostly held up by something else on the machine.
+    """
     if rate is None or now - rate.measured_at_seconds > STALE_SECONDS:
         return Rate(seconds_per_block, now)
-    mean = rate.seconds_per_block + _SMOOTHING * (seconds_per_block - rate.seconds_per_block)
-    return Rate(mean, now)
+    mean = max(rate.seconds_per_block, _SHORTEST_SECONDS)
+    sample = min(seconds_per_block, _OUTLIER_RATIO * mean)
+    smoothing = _SMOOTHING_UP if sample > mean else _SMOOTHING_DOWN
+    return Rate(mean + smoothing * (sample - mean), now)
 
 
 def current_cost(rate: Rate | None, *, now: float) -> float | None:
