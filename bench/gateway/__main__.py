@@ -33,9 +33,10 @@ PACED = "paced"
 BODIES = {
     PLAIN: '"max_tokens":16',
     BURST: '"max_tokens":32,"stream":true',
-    PACED: '"max_tokens":32,"user":"paced","stream":true',
+    PACED: '"max_tokens":32,"stream":true',
 }
-"""One chat of each kind; the mock engine streams 32 events, and waits 10 ms between those of a paced one."""
+"""One chat of each kind. The mock engine streams 32 events, 10 ms apart if the message holds `paced`:
+that passes every router, where a field of its own might not."""
 CONCURRENCIES = (1, 32, 256)
 JUDGED = (32, 256)
 SESSIONS = 8192
@@ -130,7 +131,7 @@ def _compare(
 
 def _measure(contender: Contender, load: Path, case: Case, seconds: float) -> Sample:
     body = (
-        f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"What is the answer?"}}],'
+        f'{{"model":"{MODEL}","messages":[{{"role":"user","content":"A {case.kind} answer, please."}}],'
         f"{BODIES[case.kind]}}}"
     )
     lasting = seconds * (_PACED_FACTOR if case.kind == PACED else 1)

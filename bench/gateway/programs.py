@@ -73,15 +73,18 @@ def pinned(core: int, command: Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def running(command: Sequence[str], log: Path, **options: object) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a program for as long as the block lasts, and its whole tree not a moment longer."""
+    """Run a program for as long as the block lasts, its whole tree no longer. Raises `ProgramError`."""
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            **options,  # type: ignore[call-overload]  # env and cwd, as they are
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                **options,  # type: ignore[call-overload]  # env and cwd, as they are
+            )
+        except OSError as error:
+            raise ProgramError(f"{command[0]} cannot be started: {error}") from error
     try:
         yield process
     finally:
