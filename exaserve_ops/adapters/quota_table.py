@@ -8,18 +8,16 @@ gateways' clocks do not matter. Keys without limits never come here.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import cast
 
-import redis.asyncio
-import redis.exceptions
-
+from exaserve_ops.adapters.resp_link import LinkError, Reply, RespLink, command
 from exaserve_ops.routing.domain.quotas import BURST_SECONDS
 from exaserve_ops.routing.domain.records import KeyRecord
 
-ANSWER_SECONDS = 0.150
 LEASE_SECONDS = 30.0
 RENEW_SECONDS = 10.0
 _BUCKET_SECONDS = 3600
@@ -45,13 +43,13 @@ local request, lease, burst = ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 if most_open > 0 then
   redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
   if redis.call('ZCARD', KEYS[1]) >= most_open then
-    return {'concurrency', '1'}
+    return 'concurrency 1'
   end
 end
 if rate > 0 then
   local tokens = bucket(KEYS[2], rate, burst)
   if tokens <= 0 then
-    return {'rate', tostring(math.max(0.001, (1 - tokens) * 60 / rate))}
+    return 'rate ' .. tostring(math.max(0.001, (1 - tokens) * 60 / rate))
   end
   redis.call('SET', KEYS[2], string.format('%.3f %.6f', tokens - cost, now), 'EX', ARGV[7])
 end
@@ -59,7 +57,7 @@ if most_open > 0 then
   redis.call('ZADD', KEYS[1], now + lease, request)
   redis.call('EXPIRE', KEYS[1], math.ceil(lease) + 60)
 end
-return {'', '0'}
+return 'admitted 0'
 """
 )
 
@@ -85,10 +83,6 @@ return 1
 )
 
 
-class QuotaTableUnavailableError(Exception):
-    """Redis is away, slow or confused. Limits then do not hold; requests go on."""
-
-
 @dataclass(frozen=True, slots=True)
 class QuotaVerdict:
     """Whether a request may go on."""
@@ -96,6 +90,40 @@ class QuotaVerdict:
     exceeded: str = ""
     """`concurrency` or `rate`; empty: admitted."""
     retry_after_seconds: float = 0.0
+
+
+OnVerdict = Callable[[QuotaVerdict | None], None]
+"""Gets the verdict; `None` if the table is not to be had: limits then do not hold."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Script:
+    """One script, by its digest once Redis has it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text.encode()
+        self._sha1 = hashlib.sha1(self.text, usedforsecurity=False).hexdigest()  # how Redis names a script
+
+    def call(
+        self, link: RespLink, words: list[bytes | str | int], then: Callable[[Reply | LinkError], None]
+    ) -> None:
+        link.call(command(b"EVALSHA", self._sha1, *words), functools.partial(self._take, link, words, then))
+
+    def _take(
+        self,
+        link: RespLink,
+        words: list[bytes | str | int],
+        then: Callable[[Reply | LinkError], None],
+        reply: Reply | LinkError,
+    ) -> None:
+        if isinstance(reply, LinkError) and str(reply).startswith("NOSCRIPT"):
+            link.call(command(b"EVAL", self.text, *words), then)
+        else:
+            then(reply)
+
+
+_ADMIT_SCRIPT, _SETTLE_SCRIPT, _RENEW_SCRIPT = _Script(_ADMIT), _Script(_SETTLE), _Script(_RENEW)
 
 
 def is_limited(key: KeyRecord) -> bool:
@@ -109,50 +137,56 @@ def quota_keys(key_id: str) -> list[str]:
 
 
 class QuotaTable:
-    """The table, over a client that does not retry by itself. Raises `QuotaTableUnavailableError`."""
+    """The table, over one link."""
 
-    def __init__(self, client: redis.asyncio.Redis, *, answer_seconds: float = ANSWER_SECONDS) -> None:
-        self._answer_seconds = answer_seconds
-        self._admit = client.register_script(_ADMIT)
-        self._settle = client.register_script(_SETTLE)
-        self._renew = client.register_script(_RENEW)
+    def __init__(self, link: RespLink) -> None:
+        self._link = link
+        self.failures = 0
+        """Requests whose limits could not be asked for, and which went on."""
 
-    async def admit(self, key: KeyRecord, request_id: str, prompt_tokens: float) -> QuotaVerdict:
+    def admit(self, key: KeyRecord, lease_id: str, prompt_tokens: float, then: OnVerdict) -> None:
         """Take a place and charge the prompt; or neither, with the reason and when to come again."""
-        arguments: Sequence[str | float] = [
+        words: list[bytes | str | int] = [
+            2,
+            *quota_keys(key.key_id),
             key.max_concurrent_requests or 0,
             key.tokens_per_minute or 0,
-            prompt_tokens,
-            request_id,
-            LEASE_SECONDS,
-            BURST_SECONDS,
+            f"{prompt_tokens:.1f}",
+            lease_id,
+            f"{LEASE_SECONDS:g}",
+            f"{BURST_SECONDS:g}",
             _BUCKET_SECONDS,
         ]
-        answer = await self._bounded(self._admit(quota_keys(key.key_id), arguments))
-        try:
-            exceeded, wait = cast("list[bytes]", answer)
-            return QuotaVerdict(exceeded.decode(), float(wait))
-        except (TypeError, ValueError, AttributeError) as error:
-            raise QuotaTableUnavailableError(f"not a verdict: {answer!r}") from error
+        _ADMIT_SCRIPT.call(self._link, words, functools.partial(self._judge, then))
 
-    async def settle(self, key: KeyRecord, request_id: str, further_tokens: float) -> None:
+    def settle(self, key: KeyRecord, lease_id: str, further_tokens: float) -> None:
         """Give the place back and charge what the request cost beyond its prompt; negative gives back."""
-        arguments: Sequence[str | float] = [
+        words: list[bytes | str | int] = [
+            2,
+            *quota_keys(key.key_id),
             key.tokens_per_minute or 0,
-            further_tokens,
-            request_id,
-            BURST_SECONDS,
+            f"{further_tokens:.1f}",
+            lease_id,
+            f"{BURST_SECONDS:g}",
             _BUCKET_SECONDS,
         ]
-        await self._bounded(self._settle(quota_keys(key.key_id), arguments))
+        _SETTLE_SCRIPT.call(self._link, words, self._note)
 
-    async def renew(self, key_id: str, request_ids: Iterable[str]) -> None:
+    def renew(self, key_id: str, lease_ids: Iterable[str]) -> None:
         """Keep the places of requests that are still open."""
-        await self._bounded(self._renew(quota_keys(key_id)[:1], [LEASE_SECONDS, *request_ids]))
+        words: list[bytes | str | int] = [1, quota_keys(key_id)[0], f"{LEASE_SECONDS:g}", *lease_ids]
+        _RENEW_SCRIPT.call(self._link, words, self._note)
 
-    async def _bounded(self, call: Awaitable[object]) -> object:
-        try:
-            async with asyncio.timeout(self._answer_seconds):
-                return await call
-        except (redis.exceptions.RedisError, OSError, TimeoutError) as error:
-            raise QuotaTableUnavailableError(repr(error)) from error
+    def _judge(self, then: OnVerdict, reply: Reply | LinkError) -> None:
+        verdict = None
+        if isinstance(reply, bytes):
+            exceeded, _, wait = reply.decode().partition(" ")
+            verdict = QuotaVerdict("" if exceeded == "admitted" else exceeded, float(wait))
+        else:
+            self._note(reply)
+        then(verdict)
+
+    def _note(self, reply: Reply | LinkError) -> None:
+        if isinstance(reply, LinkError):
+            self.failures += 1
+            _log.debug("quota table: %s", reply)

@@ -8,10 +8,11 @@ import secrets
 from collections.abc import Sequence
 
 from exaserve_ops.adapters.api_key_table import ApiKeyTable
-from exaserve_ops.gateway import refusals
+from exaserve_ops.gateway import headers, refusals
 from exaserve_ops.gateway.headers import FORWARDED, is_request_id, is_session_id
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request
+from exaserve_ops.routing.domain.records import BATCH
 
 _BEARER = b"bearer "
 
@@ -122,8 +123,13 @@ class Admission:
             return refusals.NO_KEY
         if not self._keys.loaded:
             return refusals.KEYS_UNKNOWN
-        request.key = self._keys.find(given[len(_BEARER) :].strip())
-        return None if request.key else refusals.BAD_KEY
+        key = request.key = self._keys.find(given[len(_BEARER) :].strip())
+        if key is None:
+            return refusals.BAD_KEY
+        # A caller may ask for less than its key is given, never for more.
+        asked = request.known.get(headers.TRAFFIC_CLASS, b"")
+        request.is_batch = key.traffic_class == BATCH or asked == BATCH.encode()
+        return None
 
     def _check_session(self, request: Request) -> Refusal | None:
         """Take the first session header that is there, in the order of the settings."""

@@ -7,9 +7,9 @@ happens ends in `_end`, once: there the replica's count goes down and the turn i
 from __future__ import annotations
 
 import asyncio
-import enum
 from collections.abc import Coroutine
 
+from exaserve_ops.adapters.quota_table import QuotaVerdict
 from exaserve_ops.adapters.session_table import SessionEntry
 from exaserve_ops.adapters.turn_log import Turn
 from exaserve_ops.gateway import headers, refusals
@@ -17,6 +17,7 @@ from exaserve_ops.gateway.answers import JsonAnswer, StreamAnswer, interruption_
 from exaserve_ops.gateway.client_port import Client
 from exaserve_ops.gateway.fleet import STICKY, ReplicaSlot
 from exaserve_ops.gateway.framing import Frame
+from exaserve_ops.gateway.phases import Phase
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request
 from exaserve_ops.gateway.router import Ask, Obstacle, Route
@@ -28,24 +29,6 @@ _CLIENT_GONE_STATUS = 499
 """What proxies write down for a client that left; nobody receives it."""
 _FIRST_SERVER_ERROR_STATUS = 500
 _TOKEN_REFUSED_STATUSES = frozenset({401, 403})
-
-_REFUSAL_OF = {
-    Obstacle.NOTHING_SERVES: refusals.NOTHING_SERVES,
-    Obstacle.FULL: refusals.OVERLOADED,
-    Obstacle.UNREACHABLE: refusals.UNREACHABLE,
-}
-
-
-class Phase(enum.IntEnum):
-    """How far a request has come."""
-
-    ROUTING = 0
-    WAITING = 1
-    CONNECTING = 2
-    SENT = 3
-    ANSWERED = 4
-    """The answer's head was read."""
-    ENDED = 5
 
 
 class Exchange:
@@ -59,6 +42,7 @@ class Exchange:
         "_frame",
         "_head",
         "_last_byte_seconds",
+        "_lease",
         "_obstacle",
         "_paused_at_seconds",
         "_phase",
@@ -82,7 +66,8 @@ class Exchange:
         self._client = client
         self._request = request
         self.model = model
-        self._ask = Ask(model, request.session_id)
+        self._ask = Ask(model, request.session_id, is_batch=request.is_batch)
+        self._lease = shared.quotas.lease_for(request)
         self._phase = Phase.ROUTING
         self._started_seconds = shared.clock()
         self._started_at_unix_seconds = shared.wall_clock()
@@ -106,7 +91,25 @@ class Exchange:
     def start(self) -> None:
         """Begin; everything after this happens in call-backs."""
         self._shared.open_requests.add(self)
-        self._route()
+        if self._lease is None:
+            self._route()
+        else:
+            self._lease.ask(self._on_verdict)
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether it waits behind those that are not."""
+        return self._ask.is_batch
+
+    def _on_verdict(self, verdict: QuotaVerdict | None) -> None:
+        """What the key may use was asked for."""
+        try:
+            if verdict is not None and verdict.exceeded:
+                self._fail(refusals.quota_exceeded(verdict.exceeded, verdict.retry_after_seconds))
+            else:
+                self._route()
+        except Exception as error:  # noqa: BLE001 - others wait for their verdicts behind this call-back
+            self._note_fault(error)
 
     def wake(self) -> bool:
         """Try again after waiting. Returns whether it went on."""
@@ -146,7 +149,9 @@ class Exchange:
         self._obstacle = obstacle
         self._phase = Phase.WAITING
         if not self._wait_until_seconds:
-            self._wait_until_seconds = self._shared.clock() + self._shared.settings.wait_seconds
+            settings = self._shared.settings
+            patience = settings.batch_wait_seconds if self.is_batch else settings.wait_seconds
+            self._wait_until_seconds = self._shared.clock() + patience
         if not self._shared.waiting.add(self):
             self._fail(refusals.WAITING_ROOM_FULL)
 
@@ -336,7 +341,7 @@ class Exchange:
         """End what has waited for too long: for a replica, for an answer, for the client."""
         settings = self._shared.settings
         if self._phase is Phase.WAITING and now >= self._wait_until_seconds:
-            self._fail(_REFUSAL_OF[self._obstacle])
+            self._fail(self._obstacle.value)
         elif self._ttft_seconds is None and now - self._started_seconds > settings.first_byte_seconds:
             self._give_up("no first byte in time")
         elif self._paused_at_seconds:
@@ -417,6 +422,8 @@ class Exchange:
             self._upstream.abort()
             self._upstream = None
         slot = self._slot
+        if self._lease is not None:
+            self._lease.end(self._answer.usage())
         self._count(outcome)
         shared.turns.add(self._make_turn(outcome, slot))
         self._release()

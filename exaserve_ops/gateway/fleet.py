@@ -50,7 +50,8 @@ class ReplicaSlot:
         self.in_flight = 0
         self.reach: bool | None = None
         """Whether this gateway could connect to it; `None` before it has tried."""
-        self.capacity = 1
+        self.capacity = 1.0
+        """Its share of new work against a well replica's, as the control plane judged it of late."""
         self.mark = markdown.CLEAR
         self.group = NodeGroup(record.node_id)
         self.routes = {why: policy.Choice(self, why) for why in OWNER_REASONS}
@@ -102,34 +103,42 @@ class ReplicaSlot:
     def note_facts(self, facts: ReplicaFacts | None) -> None:
         """Take the newest load, or `None` for unknown."""
         self._facts = facts
+        self.capacity = 1.0 if facts is None else facts.weight
 
 
 class NodeGroup:
     """The replicas of one model on one node, with their sums: the node's summary."""
 
-    __slots__ = ("in_flight", "is_suspect", "kv_used_ratio", "name", "replicas", "reported_requests")
+    __slots__ = (
+        "capacity",
+        "in_flight",
+        "is_suspect",
+        "kv_used_ratio",
+        "name",
+        "replicas",
+        "reported_requests",
+    )
 
     def __init__(self, node_id: str, *, is_suspect: bool = False) -> None:
         self.name = node_id
+        self.capacity = 0.0
+        """Sum of its replicas' shares."""
         self.is_suspect = is_suspect
         self.replicas: list[ReplicaSlot] = []
         self.in_flight = 0
         self.reported_requests: int | None = None
         self.kv_used_ratio: float | None = None
 
-    @property
-    def capacity(self) -> int:
-        """Number of replicas."""
-        return len(self.replicas)
-
     def adopt(self, slot: ReplicaSlot) -> None:
         """Count a replica, and what is open on it, here."""
         self.replicas.append(slot)
         self.in_flight += slot.in_flight
+        self.capacity += slot.capacity
         slot.group = self
 
     def sum_up(self) -> None:
         """Compute the summary; one unknown makes a sum unknown."""
+        self.capacity = sum(slot.capacity for slot in self.replicas)
         queues = [slot.reported_requests for slot in self.replicas]
         known = [queue for queue in queues if queue is not None]
         self.reported_requests = sum(known) if known and len(known) == len(queues) else None

@@ -35,6 +35,7 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
 }
 _DROPPED_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-exaops-")
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+TRAFFIC_CLASS = b"x-traffic-class"
 _UNDERSTOOD = frozenset(
     {
         b"authorization",
@@ -44,6 +45,7 @@ _UNDERSTOOD = frozenset(
         b"host",
         b"transfer-encoding",
         b"x-request-id",
+        TRAFFIC_CLASS,
         *FORWARDED,
     }
 )

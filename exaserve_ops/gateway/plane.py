@@ -116,6 +116,7 @@ class DataPlane:
         for connection in list(self._shared.connections):
             connection.sweep(now)
         self._shared.fleet.sweep(now)
+        self._shared.quotas.renew()
         self._shared.waiting.wake_all()  # a mark-down may have run out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -86,6 +87,14 @@ INTERRUPTED_EVENT = b"data: " + INTERRUPTED.body() + b"\n\n"
 def unknown_model(name: str) -> Refusal:
     """404 for a model that nothing here has ever served."""
     return Refusal(404, "model_not_found", f"The model {name[:200]!r} does not exist.")
+
+
+def quota_exceeded(what: str, wait_seconds: float) -> Refusal:
+    """429 for a key that uses all that it may: `concurrency` or `rate`."""
+    seconds = max(1, math.ceil(wait_seconds))
+    if what == "concurrency":
+        return Refusal(429, "concurrency_limit", "This API key has as many requests open as it may.", seconds)
+    return Refusal(429, "token_rate_limit", "This API key has used its tokens for now.", seconds)
 
 
 def bad_field(detail: str) -> Refusal:

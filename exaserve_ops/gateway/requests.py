@@ -13,6 +13,7 @@ class Request:
 
     __slots__ = (
         "body_parts",
+        "is_batch",
         "keep_alive",
         "key",
         "known",
@@ -44,6 +45,8 @@ class Request:
         self.session_id = ""
         """Validated; empty for an anonymous request."""
         self.key: KeyRecord | None = None
+        self.is_batch = False
+        """Whether it may wait: its key or its header says so."""
         self.refusal: Refusal | None = None
         """Set as soon as it is known that the request goes no further."""
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, SessionTable
+from exaserve_ops.gateway import refusals
 from exaserve_ops.gateway.fleet import REPINNED, STICKY, Fleet, ReplicaSlot
 from exaserve_ops.routing.domain import markdown, policy
 
@@ -22,11 +23,11 @@ Route = policy.Choice[ReplicaSlot]
 
 
 class Obstacle(enum.Enum):
-    """Why a request has to wait."""
+    """Why a request has to wait; its value is what it is told if it has waited for too long."""
 
-    NOTHING_SERVES = "nothing serves"
-    FULL = "full"
-    UNREACHABLE = "unreachable"
+    NOTHING_SERVES = refusals.NOTHING_SERVES
+    FULL = refusals.OVERLOADED
+    UNREACHABLE = refusals.UNREACHABLE
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class Ask:
     was_repinned: bool = False
     proposals: int = 0
     """How often an owner was proposed to the table."""
+    is_batch: bool = False
+    """Goes only where little is open, and overtakes nobody who waits."""
 
 
 class Router:
@@ -58,30 +61,39 @@ class Router:
         sessions: SessionTable,
         *,
         in_flight_limit: int,
+        batch_limit: int,
+        is_overtaking: Callable[[str], bool],
         clock: Callable[[], float],
     ) -> None:
+        """Route to `fleet`. `is_overtaking`: whether a batch request of a model would pass one that waits."""
         self._fleet = fleet
         self._sessions = sessions
         self._in_flight_limit = in_flight_limit
+        self._batch_limit = min(batch_limit, in_flight_limit)
+        self._is_overtaking = is_overtaking
         self._clock = clock
         self._draw = random.randrange
         self._sessions_away_until_seconds = 0.0
         self.session_failures = 0
 
     def pick(self, ask: Ask) -> Route | Obstacle:
-        """Choose without asking the session table: its entry if known, else by hash or by load."""
+        """Choose without asking the session table: by its entry if known, by load, or by hash without it."""
+        if ask.is_batch and self._is_overtaking(ask.model):
+            return Obstacle.FULL
         if ask.entry is not None and (owned := self._pick_owner(ask, ask.entry)):
             return owned
         groups = self._fleet.groups(ask.model)
         now = self._clock()
 
         def is_possible(slot: ReplicaSlot) -> bool:
-            return self._has_room(slot) and slot not in ask.tried
+            return self._has_room(slot, ask) and slot not in ask.tried
 
         def is_usable(slot: ReplicaSlot) -> bool:
             return slot.reach is not False and markdown.is_open(slot.mark, now) and is_possible(slot)
 
-        if ask.session_id:
+        if ask.session_id and not self._has_table(ask):
+            # All gateways decide alike without a table. With one, the first turn goes by load, and
+            # the table makes the others follow it.
             key = f"{ask.model}\0{ask.session_id}"
             choice = policy.choose_by_hash(key, groups, is_usable, avoid_node=ask.avoid_node)
         else:
@@ -136,7 +148,7 @@ class Router:
         owner = self._fleet.find_owner(entry.owner)
         if owner is None or not self._still_serves(owner, ask):
             return None
-        if not self._has_room(owner):
+        if not self._has_room(owner, ask):
             return Obstacle.FULL
         if ask.was_repinned:
             return owner.routes[REPINNED]
@@ -151,8 +163,9 @@ class Router:
             and markdown.is_open(owner.mark, self._clock())
         )
 
-    def _has_room(self, slot: ReplicaSlot) -> bool:
-        return slot.record.accepts_new and slot.is_open and slot.in_flight < self._in_flight_limit
+    def _has_room(self, slot: ReplicaSlot, ask: Ask) -> bool:
+        limit = self._batch_limit if ask.is_batch else self._in_flight_limit
+        return slot.record.accepts_new and slot.is_open and slot.in_flight < limit
 
     def _obstacle(self, ask: Ask) -> Obstacle:
         accepting = [

@@ -58,6 +58,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     wait_seconds: float = 5.0
     """How long a request waits for a replica to appear or to have room."""
     wait_requests: int = 1024
+    batch_wait_seconds: float = 60.0
+    """Likewise, of batch requests, which wait behind all others."""
+    batch_in_flight_per_replica: int = 4
+    """A batch request goes only to a replica that has fewer requests open than this."""
     poll_seconds: float = 2.0
     session_seconds: int = 24 * 3600
     session_answer_seconds: float = 0.150

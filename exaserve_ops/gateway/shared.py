@@ -11,6 +11,7 @@ import msgspec
 
 from exaserve_ops.adapters import turn_log
 from exaserve_ops.adapters.api_key_table import ApiKeyTable
+from exaserve_ops.adapters.quota_table import QuotaTable
 from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.adapters.session_table import SessionTable
 from exaserve_ops.adapters.turn_log import TurnLog
@@ -20,6 +21,7 @@ from exaserve_ops.gateway.fleet import Fleet
 from exaserve_ops.gateway.headers import Roles
 from exaserve_ops.gateway.problems import Problems
 from exaserve_ops.gateway.processes import SharedFigures
+from exaserve_ops.gateway.quotas import QuotaDesk
 from exaserve_ops.gateway.router import Router
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.waiting import WaitingRoom
@@ -72,10 +74,13 @@ class Shared:
         self.turns = TurnLog(self.turn_link)
         self.session_link = RespLink(settings.redis_url, answer_seconds=settings.session_answer_seconds)
         self.sessions = SessionTable(self.session_link, ttl_seconds=settings.session_seconds)
+        self.quotas = QuotaDesk(QuotaTable(self.session_link), clock=clock)
         self.router = Router(
             self.fleet,
             self.sessions,
             in_flight_limit=settings.in_flight_per_replica,
+            batch_limit=settings.batch_in_flight_per_replica,
+            is_overtaking=self.waiting.holds_interactive,
             clock=clock,
         )
         self.figures = SharedFigures(settings.figures, settings.process) if settings.figures else None

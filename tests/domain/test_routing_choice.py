@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import random
 from dataclasses import dataclass, field
 
@@ -18,7 +19,7 @@ class Replica:
     reported_requests: int | None = None
     kv_used_ratio: float | None = None
     failed_at_seconds: float = 0.0
-    capacity: int = 1
+    capacity: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,17 @@ def test_load_is_judged_for_the_size() -> None:
     large = Node("l", [Replica("a")] * 4, in_flight=6)
     small = Node("s", [Replica("a")], in_flight=2)
     assert policy.is_lighter(large, small)
+
+
+def test_new_work_follows_weights_and_passes_over_the_ejected() -> None:
+    replicas = [Replica("well"), Replica("half", capacity=0.5), Replica("out", capacity=0.0)]
+    loads = dict.fromkeys(("well", "half", "out"), 0)
+    draw = random.Random(5).randrange  # noqa: S311 - chance for routing, no secret
+    for _ in range(3000):
+        busy = [dataclasses.replace(r, in_flight=loads[r.name]) for r in replicas]
+        loads[policy.choose_replica(busy, draw).name] += 1
+    assert loads["out"] == 0
+    assert loads["well"] / loads["half"] == pytest.approx(2.0, rel=0.05)
 
 
 def test_two_choices_find_the_idle_replicas() -> None:

@@ -19,6 +19,8 @@ from exaserve_ops.routing.domain import hashing
 DRAWN = "new"
 HASHED = "hash"
 LAST_RESORT = "retry"
+_LEAST_CAPACITY = 1e-6
+"""Of what is to get nothing new: it is taken when it is drawn against its like only."""
 
 Draw = Callable[[int], int]
 """`draw(n)` returns an integer in `[0, n)`, evenly."""
@@ -36,8 +38,8 @@ class Loaded(Protocol):
         """Requests that this gateway has open there, to the last byte."""
 
     @property
-    def capacity(self) -> int:
-        """Relative size: replicas of a node, 1 for a replica."""
+    def capacity(self) -> float:
+        """Relative size: a replica's weight, 1 for a well one; the sum of them for a node."""
 
     @property
     def reported_requests(self) -> int | None:
@@ -85,7 +87,9 @@ def is_lighter(one: Loaded, other: Loaded) -> bool:
         # look idle because we sent nothing, nor our newest requests be missed.
         first = max(first, one.reported_requests)
         second = max(second, other.reported_requests)
-    first, second = first / max(one.capacity, 1), second / max(other.capacity, 1)
+    # The request that is to be placed counts, too: where nothing is open, the weights decide.
+    first = (first + 1.0) / max(one.capacity, _LEAST_CAPACITY)
+    second = (second + 1.0) / max(other.capacity, _LEAST_CAPACITY)
     if first == second and one.kv_used_ratio is not None and other.kv_used_ratio is not None:
         return one.kv_used_ratio < other.kv_used_ratio
     return first < second

@@ -52,6 +52,10 @@ class NodeFacts:
     replicas: tuple[ReplicaFacts, ...] = ()
 
 
+BATCH = "batch"
+"""Traffic that waits behind everybody else's."""
+
+
 @dataclass(frozen=True, slots=True)
 class KeyRecord:
     """An API key for inference, named by the SHA-256 of its text in the table's field."""
