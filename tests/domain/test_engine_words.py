@@ -6,6 +6,7 @@ import pytest
 
 from exaserve_ops.serving.domain.engine_complaints import read_complaint
 from exaserve_ops.serving.domain.engine_launch import LaunchError, read_launch
+from exaserve_ops.serving.domain.kv_bytes import KvBytes, kv_bytes_of
 
 SERVE_ONE = (
     "To serve at least one request with the models's max seq len (118000), (6.30 GiB KV cache is needed, "
@@ -79,6 +80,26 @@ def test_option_that_makes_no_sense_is_refused_by_name(option: str, value: objec
     with pytest.raises(LaunchError) as caught:
         read_launch("vllm", {option: value})
     assert caught.value.option == option
+
+
+def test_built_in_engine_keeps_8_bit_floats_with_a_scale_beside_each_vector() -> None:
+    """As `exaserve_engine_kv_info` of the demo model says: a block of 16 tokens takes 16,896 bytes."""
+    demo = {
+        "model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "hidden_size": 256, "head_dim": 64, "vocab_size": 1523, "torch_dtype": "float32",
+    }  # fmt: skip
+    found, formulas = {}, []
+    for name in ("model", "fp8_e4m3"):
+        kept = kv_bytes_of(demo, read_launch("torch", {"kv_dtype": name}).kv)
+        assert isinstance(kept, KvBytes)
+        found[name] = 16 * kept.growth_bytes_per_token
+        [term] = kept.terms
+        assert term.bytes == kept.growth_bytes_per_token
+        formulas.append(term.formula)
+    assert found == {"model": 65_536, "fp8_e4m3": 16_896}
+    assert formulas[1] == "2 x 4 layers x 2 KV heads x (64 x 1 + 2 of scale) B"
+    with pytest.raises(LaunchError, match="auto, model or fp8_e4m3"):
+        read_launch("torch", {"kv_dtype": "fp8"})
 
 
 def test_engine_whose_rules_are_not_known_is_refused() -> None:

@@ -10,9 +10,12 @@ from typing import Any
 
 from exaserve_ops.lib.json_text import read_json
 from exaserve_ops.serving.domain.kv_bytes import KvOptions
+from exaserve_ops.serving.domain.kv_dtypes import AUTO
 
 TORCH, VLLM, SGLANG = "torch", "vllm", "sglang"
 _UNITS = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+FP8 = "fp8_e4m3"
+_TORCH_SCALE_BYTES = 2
 _LARGEST = 1 << 60
 """Of any count: no option of an engine means more, and floats end somewhere."""
 _NUMBER = re.compile(r"^(\d+(?:\.\d+)?)([kmgKMG]?)$")
@@ -157,7 +160,8 @@ def read_launch(engine: str, options: Mapping[str, object], *, version: str = ""
         engine=engine,
         version=_version(version),
         kv=KvOptions(
-            kv_dtype=given.text("kv_cache_dtype") or "auto",
+            kv_dtype=_torch_kv_dtype(given) if engine == TORCH else given.text("kv_cache_dtype") or AUTO,
+            vector_scale_bytes=_TORCH_SCALE_BYTES if engine == TORCH and given.text("kv_dtype") == FP8 else 0,
             model_dtype=given.text("dtype"),
             tensor_parallel=given.whole(names.tensor) or 1,
             pipeline_parallel=given.whole(names.pipeline) or 1,
@@ -264,6 +268,14 @@ def _arguments(extra: object) -> list[tuple[str, str]]:
 
 def _version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text.partition("+")[0])[:3])
+
+
+def _torch_kv_dtype(given: _Options) -> str:
+    """The built-in engine's own option; it takes no other values."""
+    told = given.text("kv_dtype") or AUTO
+    if told not in (AUTO, "model", FP8):
+        raise LaunchError("kv_dtype", f"'kv_dtype' must be {AUTO}, model or {FP8}, not '{told[:40]}'")
+    return FP8 if told == FP8 else AUTO
 
 
 def _drafts(given: _Options) -> bool:

@@ -25,6 +25,8 @@ class KvOptions:
     """What a launch says that changes the KV cache."""
 
     kv_dtype: str = AUTO
+    vector_scale_bytes: int = 0
+    """Beside each key and each value of one head and token: the scale of its 8-bit floats."""
     model_dtype: str = ""
     """Type that the model computes in, if the launch says so; empty: the checkpoint's."""
     tensor_parallel: int = 1
@@ -145,6 +147,7 @@ def kv_bytes(layout: KvLayout, options: KvOptions) -> KvBytes | UnknownLayout:
     types = _types(layout, options)
     if isinstance(types, str):
         return UnknownLayout(types, _bound(layers))
+    types = replace(types, vector_scale_bytes=options.vector_scale_bytes)
     refusal = _refuse_split(layout, layers, options.tensor_parallel)
     if options.pipeline_parallel > MOST_STAGES:
         refusal = f"a pipeline of {options.pipeline_parallel:,} stages; at most {MOST_STAGES:,} are counted"
@@ -167,12 +170,15 @@ class _Types:
     cache: ElementType
     model: Fraction
     assumptions: tuple[str, ...] = ()
+    vector_scale_bytes: int = 0
 
     def token_bytes(self, layer: LayerMemory, heads: int) -> Fraction:
         """One token in one layer, of so many heads."""
         if self.cache.name == _FP8_LATENT and not layer.is_split and layer.heads:
             return Fraction(FP8_LATENT_BYTES + layer.index_bytes)
-        return heads * layer.elements * self.cache.bytes_each + (layer.index_bytes if layer.heads else 0)
+        scales = 2 * self.vector_scale_bytes if layer.is_split else 0
+        numbers = heads * (layer.elements * self.cache.bytes_each + scales)
+        return numbers + (layer.index_bytes if layer.heads else 0)
 
 
 def _types(layout: KvLayout, options: KvOptions) -> _Types | str:
@@ -287,7 +293,10 @@ def _formula(layer: LayerMemory, count: int, types: _Types) -> str:
         rope = layer.elements - layer.key_elements
         return f"{count} layers x ({layer.key_elements} + {rope}) x {_plain(types.cache.bytes_each)} B{index}"
     size = layer.key_elements
-    return f"2 x {count} layers x {layer.heads} KV heads x {size} x {_plain(types.cache.bytes_each)} B"
+    each = f"{size} x {_plain(types.cache.bytes_each)}"
+    if types.vector_scale_bytes:
+        each = f"({each} + {types.vector_scale_bytes} of scale)"
+    return f"2 x {count} layers x {layer.heads} KV heads x {each} B"
 
 
 def _plain(value: Fraction | int) -> str:
