@@ -269,7 +269,7 @@ class ClientConnection(asyncio.Protocol):
         elif not self._shared.fleet.may_exist(fields.model):
             self.refuse(request, refusals.unknown_model(fields.model))
         else:
-            self._current = Exchange(self._shared, self, request, fields.model)
+            self._current = Exchange(self._shared, self, request, fields)
             self._current.start()
 
     def _answer(

@@ -19,7 +19,7 @@ from exaserve_ops.gateway.fleet import STICKY, ReplicaSlot
 from exaserve_ops.gateway.framing import Frame
 from exaserve_ops.gateway.phases import Phase
 from exaserve_ops.gateway.refusals import Refusal
-from exaserve_ops.gateway.requests import Request
+from exaserve_ops.gateway.requests import Request, RoutedFields
 from exaserve_ops.gateway.router import Ask, Obstacle, Route
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import AnswerHead, UpstreamConnection
@@ -35,38 +35,19 @@ class Exchange:
     """State of one request from its last byte read to its answer's last byte written."""
 
     __slots__ = (
-        "_answer",
-        "_ask",
-        "_attempts",
-        "_client",
-        "_frame",
-        "_head",
-        "_last_byte_seconds",
-        "_lease",
-        "_obstacle",
-        "_paused_at_seconds",
-        "_phase",
-        "_request",
-        "_shared",
-        "_slot",
-        "_started_at_unix_seconds",
-        "_started_seconds",
-        "_status",
-        "_task",
-        "_ttft_seconds",
-        "_unsent_head",
-        "_upstream",
-        "_wait_until_seconds",
-        "_why",
-        "model",
+        *("_answer", "_ask", "_attempts", "_client", "_frame", "_head", "_last_byte_seconds"),
+        *("_lease", "_obstacle", "_paused_at_seconds", "_pending_tokens", "_phase", "_request"),
+        *("_shared", "_slot", "_started_at_unix_seconds", "_started_seconds", "_status", "_task"),
+        *("_ttft_seconds", "_unsent_head", "_upstream", "_wait_until_seconds", "_why", "model"),
     )
 
-    def __init__(self, shared: Shared, client: Client, request: Request, model: str) -> None:
+    def __init__(self, shared: Shared, client: Client, request: Request, fields: RoutedFields) -> None:
         self._shared = shared
         self._client = client
         self._request = request
-        self.model = model
-        self._ask = Ask(model, request.session_id, is_batch=request.is_batch)
+        self.model = fields.model
+        self._ask = Ask(fields.model, request.session_id, is_batch=request.is_batch, prompt=fields.text)
+        self._pending_tokens = 0.0
         self._lease = shared.quotas.lease_for(request)
         self._phase = Phase.ROUTING
         self._started_seconds = shared.clock()
@@ -161,6 +142,9 @@ class Exchange:
         self._why = route.why
         self._attempts += 1
         slot.acquire()
+        self._pending_tokens = self._ask.uncached_tokens
+        slot.pending_tokens += self._pending_tokens
+        self._shared.router.note_sent(self._ask, slot)
         slot.mark = markdown.note_attempt(slot.mark, self._shared.clock())
         connection = slot.pool.take()
         if connection is None:
@@ -247,6 +231,7 @@ class Exchange:
         if payload:
             if self._ttft_seconds is None:
                 self._ttft_seconds = now - self._started_seconds
+                self._note_computed()
             self._answer.add(payload)
         if passed:
             self._write(passed)
@@ -428,7 +413,14 @@ class Exchange:
         shared.turns.add(self._make_turn(outcome, slot))
         self._release()
 
+    def _note_computed(self) -> None:
+        """The prompt is computed, or will not be: it keeps nobody waiting any more."""
+        if self._slot is not None:
+            self._slot.pending_tokens -= self._pending_tokens
+        self._pending_tokens = 0.0
+
     def _release(self) -> None:
+        self._note_computed()
         slot, self._slot = self._slot, None
         if slot is None:
             return

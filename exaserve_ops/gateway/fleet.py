@@ -34,6 +34,7 @@ class ReplicaSlot:
         "mark",
         "name",
         "owner",
+        "pending_tokens",
         "pool",
         "reach",
         "record",
@@ -48,6 +49,8 @@ class ReplicaSlot:
         """What names it in the session table."""
         self.pool = pool
         self.in_flight = 0
+        self.pending_tokens = 0.0
+        """About what this gateway's requests have to compute here before their first tokens."""
         self.reach: bool | None = None
         """Whether this gateway could connect to it; `None` before it has tried."""
         self.capacity = 1.0
@@ -66,6 +69,11 @@ class ReplicaSlot:
             record.replica_id.encode(),
             record.node_id.encode(),
         )
+
+    @property
+    def weight(self) -> float:
+        """Its share of new work against a well replica's."""
+        return self.capacity
 
     @property
     def is_open(self) -> bool:

@@ -65,6 +65,9 @@ class Request:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+_NO_TEXT = msgspec.Raw()
+
+
 class RoutedFields(msgspec.Struct, frozen=True):
     """What is read of a body; the rest is the engine's business and passes unread."""
 
@@ -72,6 +75,13 @@ class RoutedFields(msgspec.Struct, frozen=True):
     stream: bool | None = None
     stream_options: dict[str, msgspec.Raw] | None = None
     user: str | None = None
+    messages: msgspec.Raw = _NO_TEXT
+    prompt: msgspec.Raw = _NO_TEXT
+
+    @property
+    def text(self) -> bytes:
+        """The prompt's part of the body, as it came: where two begin alike, so do these."""
+        return bytes(self.messages or self.prompt)
 
 
 _decoder = msgspec.json.Decoder(RoutedFields)

@@ -11,8 +11,17 @@ from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, S
 from exaserve_ops.gateway import refusals
 from exaserve_ops.gateway.fleet import REPINNED, STICKY, Fleet, ReplicaSlot
 from exaserve_ops.routing.domain import markdown, policy
+from exaserve_ops.routing.domain.prefixes import (
+    BYTES_PER_TOKEN,
+    FIRST_PIECE_BYTES,
+    Beginning,
+    PrefixMemory,
+    choose_by_prefix,
+    describe_text,
+)
 
 RETRIED = "retry"
+PREFIX = "prefix"
 
 _AWAY_SECONDS = 1.0
 """After the session table failed it is not asked for so long, so that turns do not queue for it."""
@@ -46,6 +55,17 @@ class Ask:
     """How often an owner was proposed to the table."""
     is_batch: bool = False
     """Goes only where little is open, and overtakes nobody who waits."""
+    prompt: bytes = b""
+    """Its part of the body, as it came."""
+    cached_tokens: float = 0.0
+    """What the replica that was picked is thought to have of it."""
+    beginning: Beginning | None = None
+    """Worked out only where nobody owns the request."""
+
+    @property
+    def uncached_tokens(self) -> float:
+        """About what there is to compute before the first token."""
+        return max(0.0, len(self.prompt) / BYTES_PER_TOKEN - self.cached_tokens)
 
 
 class Router:
@@ -73,6 +93,7 @@ class Router:
         self._is_overtaking = is_overtaking
         self._clock = clock
         self._draw = random.randrange
+        self._prefixes = PrefixMemory()
         self._sessions_away_until_seconds = 0.0
         self.session_failures = 0
 
@@ -98,10 +119,30 @@ class Router:
             choice = policy.choose_by_hash(key, groups, is_usable, avoid_node=ask.avoid_node)
         else:
             choice = policy.choose(groups, self._draw, is_usable, avoid_node=ask.avoid_node)
+            if choice is not None and len(ask.prompt) >= FIRST_PIECE_BYTES:
+                choice = self._pick_by_prefix(ask, choice, is_usable)
         choice = choice or policy.choose_last_resort(groups, is_possible)
         if choice is None:
             return self._obstacle(ask)
         return policy.Choice(choice.replica, RETRIED) if ask.tried else choice
+
+    def note_sent(self, ask: Ask, slot: ReplicaSlot) -> None:
+        """Remember that a replica is about to have this prompt."""
+        if ask.beginning is not None:
+            self._prefixes.note(ask.beginning, slot.name)
+
+    def _pick_by_prefix(self, ask: Ask, drawn: Route, is_usable: Callable[[ReplicaSlot], bool]) -> Route:
+        """Prefer a replica that has the prompt's beginning, if it is not too busy for that to pay."""
+        beginning = ask.beginning = ask.beginning or describe_text(ask.prompt)
+
+        def find(name: str) -> ReplicaSlot | None:
+            slot = self._fleet.find(name)
+            fits = slot is not None and slot.record.model == ask.model and is_usable(slot)
+            return slot if fits and slot is not None and slot.record.node_id != ask.avoid_node else None
+
+        best = choose_by_prefix(beginning, self._prefixes, find, (drawn.replica,))
+        ask.cached_tokens = best.cached_tokens if best else 0.0
+        return policy.Choice(best.server, PREFIX) if best and best.cached_tokens else drawn
 
     def has_other(self, ask: Ask, slot: ReplicaSlot) -> bool:
         """Whether somebody else could take the request of this replica now."""
@@ -150,6 +191,7 @@ class Router:
             return None
         if not self._has_room(owner, ask):
             return Obstacle.FULL
+        ask.cached_tokens = float(entry.context_tokens)
         if ask.was_repinned:
             return owner.routes[REPINNED]
         return owner.routes[policy.DRAWN if entry.turns == 1 else STICKY]
