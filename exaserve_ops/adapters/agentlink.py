@@ -12,7 +12,8 @@ from celery import Celery
 from exaserve_ops.serving.domain.accelerator_wish import MpsShare
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
-from workers.protocol import names, v1
+from exaserve_ops.sessions.domain.moves import MoveOrder
+from workers.protocol import digests, names, v1
 
 COMMAND_SECONDS = 60.0
 """How long a command is worth taking in; the wish is sent again long before that is a loss."""
@@ -101,6 +102,38 @@ class CeleryAgentLink:
             ceiling_blocks=wish.ceiling_blocks,
         )
         self._send(wish.node_id, command)
+
+    def move_session(self, order: MoveOrder, *, lease_epoch: int, command_id: str) -> None:
+        """Have a replica send a session's KV to another one; its agent answers when that is over."""
+        key = self._node_key_of(order.target_node_id)
+        if key is None:
+            return  # the target's node is gone: the order ends by its deadline
+        engine_key = digests.engine_api_key(key, order.target_id, order.target_attempt)
+        command = v1.MoveSession(
+            command_id=command_id,
+            lease_epoch=lease_epoch,
+            deadline_seconds=order.seconds,
+            replica_id=order.source_id,
+            attempt=order.source_attempt,
+            session_id=order.session_id,
+            transfer_id=order.transfer_id.hex(),
+            transfer_key=digests.transfer_key(engine_key, order.transfer_id).hex(),
+            target=f"http://{order.target_address}",
+            bytes_per_second=order.bytes_per_second,
+        )
+        self._send(order.source_node_id, command)
+
+    def let_session_go(self, order: MoveOrder, *, lease_epoch: int) -> None:
+        """Say to the source that the session lives elsewhere: its blocks go first."""
+        command = v1.LetSessionGo(
+            command_id=_new_id(),
+            lease_epoch=lease_epoch,
+            deadline_seconds=COMMAND_SECONDS,
+            replica_id=order.source_id,
+            attempt=order.source_attempt,
+            session_id=order.session_id,
+        )
+        self._send(order.source_node_id, command)
 
     def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
         """Say that the end of these replicas is recorded."""

@@ -224,6 +224,17 @@ def _translate(report: v1.Report, encoded: bytes) -> reports.Report:
             return _heartbeat(report, encoded)
         case v1.CommandResult():
             return reports.CommandOutcome(report.node_id, report.command_id, report.outcome, report.reason)
+        case v1.SessionSent():
+            return reports.SessionSending(
+                report.node_id,
+                report.command_id,
+                report.code,
+                report.reason,
+                report.sent_bytes,
+                report.target_tokens,
+                report.seconds,
+                report.turn_began,
+            )
         case v1.LogChunk():
             return reports.LogLines(
                 report.node_id, report.replica_id, report.attempt, report.lines, report.dropped_lines

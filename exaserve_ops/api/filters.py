@@ -24,7 +24,8 @@ from exaserve_ops.inventory.models import Accelerator, JoinToken, Node, NodeInst
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.models import Model as ServedModel
-from exaserve_ops.sessions.models import InferenceSession
+from exaserve_ops.sessions.domain.moves import RELOCATION
+from exaserve_ops.sessions.models import InferenceSession, Relocation
 
 
 class StableOrdering(OrderingFilter):
@@ -193,6 +194,20 @@ class SessionFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters 
     class Meta:
         model = InferenceSession
         fields: ClassVar[list[str]] = ["session_id", "replica", "node", "model", "last_outcome"]
+
+
+class RelocationFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?session=<id>&status=failed`."""
+
+    session = filters.NumberFilter(field_name="session_id")
+    source = filters.UUIDFilter(field_name="source_id")
+    target = filters.UUIDFilter(field_name="target_id")
+    status = filters.MultipleChoiceFilter(choices=RELOCATION.choices)
+    since = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte")
+
+    class Meta:
+        model = Relocation
+        fields: ClassVar[list[str]] = ["session", "source", "target", "status", "way"]
 
 
 class EventFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

@@ -15,6 +15,7 @@ from exaserve_ops.api.views.keys import ApiKeyViewSet
 from exaserve_ops.api.views.meta import DocsView, SchemaView, UnknownAddressView, healthz, readyz
 from exaserve_ops.api.views.models import ModelViewSet
 from exaserve_ops.api.views.records import EventViewSet, SessionViewSet
+from exaserve_ops.api.views.relocations import RelocationViewSet
 from exaserve_ops.api.views.replicas import ReplicaViewSet
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
@@ -27,6 +28,7 @@ _router.register("models", ModelViewSet, basename="api-model")
 _router.register("deployments", DeploymentViewSet, basename="api-deployment")
 _router.register("replicas", ReplicaViewSet, basename="api-replica")
 _router.register("sessions", SessionViewSet, basename="api-session")
+_router.register("relocations", RelocationViewSet, basename="api-relocation")
 _router.register("incidents", IncidentViewSet, basename="api-incident")
 _router.register("events", EventViewSet, basename="api-event")
 _router.register("keys", ApiKeyViewSet, basename="api-key")

@@ -35,9 +35,12 @@ from exaserve_ops.serving.domain.reports import (
     LogLines,
     Received,
     Report,
+    SessionSending,
 )
 from exaserve_ops.serving.services.kv_pools import record_kv_limits
 from exaserve_ops.serving.services.replicas import record_observations
+from exaserve_ops.sessions.domain.moves import Sent, is_move_command, parse_move_command
+from exaserve_ops.sessions.services.relocations import record_sent
 
 _log = logging.getLogger(__name__)
 
@@ -131,6 +134,8 @@ class Ingest:
                 case CommandOutcome():
                     _log_outcome(report)
                     _record_outcome(report, clock.now())
+                case SessionSending():
+                    _record_sending(report, clock.now())
                 case LogLines():
                     self._publisher.append_log(report)
 
@@ -278,6 +283,21 @@ def _record_outcome(outcome: CommandOutcome, now: datetime) -> None:
         record_process_end(outcome.command_id, node_id=node_id, done=done, reason=outcome.reason, now=now)
     elif is_limits_wish(outcome.command_id):
         record_kv_limits(outcome.command_id, node_id=node_id, done=done, reason=outcome.reason, now=now)
+    elif is_move_command(outcome.command_id) and not done:
+        refused = Sent(outcome.outcome, outcome.reason)
+        record_sent(parse_move_command(outcome.command_id), refused, node_id=node_id, now=now)
+
+
+def _record_sending(report: SessionSending, now: datetime) -> None:
+    sent = Sent(
+        report.code,
+        report.reason,
+        report.sent_bytes,
+        report.target_tokens,
+        report.seconds,
+        report.turn_began,
+    )
+    record_sent(parse_move_command(report.command_id), sent, node_id=UUID(report.node_id), now=now)
 
 
 def _log_outcome(outcome: CommandOutcome) -> None:

@@ -10,6 +10,7 @@ from exaserve_ops.routing.domain import records
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reports import LogLines, Received
+from exaserve_ops.sessions.domain.moves import MoveOrder, Pin
 from exaserve_ops.telemetry.domain.pictures import LivePicture
 
 
@@ -60,8 +61,28 @@ class AgentLink(Protocol):
         """Ask an agent for other limits of a replica in its KV pool."""
         ...
 
+    def move_session(self, order: MoveOrder, *, lease_epoch: int, command_id: str) -> None:
+        """Have a replica send a session's KV to another one."""
+        ...
+
+    def let_session_go(self, order: MoveOrder, *, lease_epoch: int) -> None:
+        """Say to the source that the session lives elsewhere."""
+        ...
+
     def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
         """Say that the end of these replicas is recorded."""
+        ...
+
+
+class SessionPins(Protocol):
+    """Where conversations live, as gateways see it."""
+
+    def find(self, model: str, session_id: str, replica_ids: Sequence[str], /) -> Pin | None:
+        """Which of these replicas has it; `None` without an entry. Raises `ConnectionError`."""
+        ...
+
+    def repin(self, model: str, session_id: str, replica_id: str, expected_epoch: int, /) -> Pin:
+        """Move it if its epoch is still that one; says what holds now. Raises `ConnectionError`."""
         ...
 
 

@@ -25,6 +25,7 @@ from exaserve_ops.controllers.kv_watch import LOOK_EVERY_SECONDS as KV_LOOK_SECO
 from exaserve_ops.controllers.kv_watch import KvWatch
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import LONGEST_LOOP_BACKOFF_SECONDS, KeyQueue, LoopHealth, run_loop
+from exaserve_ops.controllers.moves import SessionMoves
 from exaserve_ops.controllers.ports import (
     AgentLink,
     Doorbell,
@@ -32,6 +33,7 @@ from exaserve_ops.controllers.ports import (
     PulseSource,
     ReportSource,
     RouteWriter,
+    SessionPins,
     TurnSource,
 )
 from exaserve_ops.controllers.reach import PlaceToken, ReachRecorder, ReachSource
@@ -54,6 +56,8 @@ LEAD_POLL_SECONDS = 0.25
 RENEW_SECONDS = 0.5
 GATHER_SECONDS = 0.1
 """Reports of so long are taken in together: the store tells when each of them arrived."""
+MOVE_SECONDS = 0.5
+"""Between two looks at moves of sessions."""
 QUICK_BACKOFF_SECONDS = 1.0
 """Longest pause of what must notice at once that a store is back."""
 
@@ -101,6 +105,7 @@ class Adapters:
     ingest_publisher: LivePublisher
     """One of its own for the ingest thread: clients are not shared between threads."""
     turns: TurnSource
+    pins: SessionPins
     doorbell: Doorbell
     reach: ReachSource
     place_token: PlaceToken
@@ -130,6 +135,7 @@ class Controllers:
         self._rollups = RollupRecorder(self._state)
         self._slowness = SlowWatch(self._state)
         self._kv = KvWatch(self._state)
+        self._moves = SessionMoves(self._state, adapters.link, adapters.pins)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
         self._installations = Installations(adapters.installations, self._stop)
@@ -187,6 +193,7 @@ class Controllers:
             self._thread("rollups", self._rollups.step, 5.0),
             self._thread("slowness", self._slowness.step, LOOK_EVERY_SECONDS),
             self._thread("kv", self._kv.step, KV_LOOK_SECONDS),
+            self._thread("moves", self._moves.step, MOVE_SECONDS),
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),

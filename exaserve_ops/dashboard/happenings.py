@@ -104,6 +104,16 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "heal_over_ssh_on": "may be healed over SSH",
         "heal_over_ssh_off": "may not be healed over SSH",
     },
+    "session": {
+        "move_asked": "is asked to be moved to another replica",
+        "move_planned": "is to move to another replica",
+        "move_send": "is being sent to another replica",
+        "move_skip_sending": "moves without its KV",
+        "move_arrived": "has arrived at another replica",
+        "move_repinned": "moved to another replica",
+        "move_drop": "stays where it was",
+        "move_fail": "could not be sent to another replica",
+    },
     "api_key": {
         "limits_changed": "has other limits",
     },

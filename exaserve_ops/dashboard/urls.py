@@ -19,6 +19,7 @@ from exaserve_ops.dashboard.views import (
     nodes,
     pool,
     replicas,
+    sessions,
 )
 
 urlpatterns = [
@@ -105,6 +106,7 @@ urlpatterns = [
     path("replicas/<uuid:replica_id>/replace", replicas.replica_replace, name="replica_replace"),
     path("sessions", catalogue.sessions, name="sessions"),
     path("sessions/<int:pk>", catalogue.session, name="session"),
+    path("sessions/<int:pk>/move", sessions.session_move, name="session_move"),
     path("models", models.models, name="models"),
     path("models/new", models.model_new, name="model_new"),
     path("models/<uuid:model_id>", models.model, name="model"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.contrib import admin
 
 from exaserve_ops.lib.admin import ReadOnlyAdmin
-from exaserve_ops.sessions.models import InferenceSession
+from exaserve_ops.sessions.models import InferenceSession, Relocation
 
 
 @admin.register(InferenceSession)
@@ -24,4 +24,15 @@ class InferenceSessionAdmin(ReadOnlyAdmin[InferenceSession]):
     list_filter = ("model_name", "last_outcome")
     list_select_related = ("replica",)
     search_fields = ("session_id", "replica__name", "node_name")
+    show_full_result_count = False
+
+
+@admin.register(Relocation)
+class RelocationAdmin(ReadOnlyAdmin[Relocation]):
+    """Moves of conversations between replicas."""
+
+    list_display = ("session", "source", "target", "status", "way", "why", "reason", "created_at", "ended_at")
+    list_filter = ("status", "way")
+    list_select_related = ("session", "source", "target")
+    search_fields = ("session__session_id",)
     show_full_result_count = False

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import ClassVar
 
 from django.db import models
 
 from exaserve_ops.serving.models import Replica
+from exaserve_ops.sessions.domain.moves import RELOCATION
 
 
 class InferenceSession(models.Model):
@@ -47,3 +49,46 @@ class InferenceSession(models.Model):
     def __str__(self) -> str:
         """Return the session's own id."""
         return self.session_id
+
+
+class Relocation(models.Model):
+    """One move of a conversation from a replica to another, from the decision to its end."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    session = models.ForeignKey(InferenceSession, on_delete=models.CASCADE, related_name="relocations")
+    source = models.ForeignKey(
+        Replica, on_delete=models.SET_NULL, null=True, blank=True, related_name="relocations_from"
+    )
+    target = models.ForeignKey(
+        Replica, on_delete=models.SET_NULL, null=True, blank=True, related_name="relocations_to"
+    )
+    status = models.CharField(max_length=16, choices=RELOCATION.choices, default=RELOCATION.initial)
+    why = models.CharField(max_length=500, help_text="Why it moves.")
+    asked_by = models.CharField(max_length=120, blank=True, help_text="Empty: the controllers chose it.")
+    reason = models.CharField(max_length=500, blank=True, help_text="What was last said of it.")
+    way = models.CharField(max_length=16, blank=True, help_text="`transfer`, or `recompute` without its KV.")
+    owner_epoch = models.BigIntegerField(default=0, help_text="In the session table, when it began.")
+    turns = models.BigIntegerField(default=0, help_text="Turns in the session table, when it began.")
+    sent_bytes = models.BigIntegerField(default=0)
+    target_tokens = models.PositiveIntegerField(default=0, help_text="That the target had once it was sent.")
+    send_seconds = models.FloatField(null=True, blank=True)
+    created_at = models.DateTimeField(db_index=True)
+    status_changed_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(
+                fields=["session"],
+                condition=models.Q(status__in=RELOCATION.live),
+                name="relocation_one_at_a_time",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(status__in=RELOCATION.statuses), name="relocation_status_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        """Return what moves where."""
+        return f"{self.session}: {self.source} to {self.target}"

@@ -58,7 +58,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
         }
         writes |= {"node_lift_quarantine", "node_end_process", "node_kv_limits", "deployment_pool"}
         writes |= {f"installation_{act}" for act in ("confirm", "act", "abandon", "healing")}
-        writes |= {"replica_restart", "replica_replace", "node_drain", "node_undrain"}
+        writes |= {"session_move", "replica_restart", "replica_replace", "node_drain", "node_undrain"}
         writes |= {"incident_confirm", "incident_dismiss"}
         forms = {"deployment_new", "deployment_scale", "deployment_delete", "model_new"}
         forms |= {"node_join", "installation_new"}

@@ -11,8 +11,9 @@ from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import IllegalTransitionError, Lifecycle, table
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.sessions.domain.moves import RELOCATION
 
-LIFECYCLES = [DEPLOYMENT, REPLICA, NODE_LIVENESS, INSTALLATION]
+LIFECYCLES = [DEPLOYMENT, REPLICA, NODE_LIVENESS, INSTALLATION, RELOCATION]
 EVENTS = {lifecycle.name: sorted({event for _, event in lifecycle.transitions}) for lifecycle in LIFECYCLES}
 
 

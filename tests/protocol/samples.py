@@ -229,6 +229,18 @@ REPORTS: dict[str, v1.Report] = {
     "command_result": v1.CommandResult(
         node_id=NODE_ID, command_id="c-1", outcome="refused", reason="older epoch"
     ),
+    "session_sent": v1.SessionSent(
+        node_id=NODE_ID,
+        command_id="c-7",
+        code="no_room",
+        reason="full",
+        blocks=9,
+        sent_blocks=7,
+        sent_bytes=7168,
+        target_tokens=144,
+        seconds=0.25,
+        turn_began=True,
+    ),
     "log_chunk": v1.LogChunk(node_id=NODE_ID, replica_id="r-1", attempt=2, lines=("a", "ü"), dropped_lines=4),
 }
 
@@ -256,6 +268,21 @@ COMMANDS: dict[str, v1.Command] = {
         minimum_blocks=32,
         ceiling_blocks=64,
     ),
+    "move_session": v1.MoveSession(
+        command_id="c-7",
+        lease_epoch=3,
+        deadline_seconds=60.0,
+        replica_id="r-1",
+        attempt=2,
+        session_id="s ü",
+        transfer_id="0f" * 16,
+        transfer_key="a1" * 32,
+        target="http://10.0.0.2:41000",
+        bytes_per_second=5e8,
+    ),
+    "let_session_go": v1.LetSessionGo(
+        command_id="c-8", lease_epoch=3, deadline_seconds=60.0, replica_id="r-1", attempt=2, session_id="s"
+    ),
     "forget_replica": v1.ForgetReplica(
         command_id="c-4", lease_epoch=3, deadline_seconds=60.0, replica_ids=("r-1", "r-2")
     ),
@@ -272,7 +299,10 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
-_MINOR_OF_SAMPLE = {"hello": 4, "heartbeat": 4, "end_process": 3, "set_kv_limits": 4, "apply_desired": 4}
+_MINOR_OF_SAMPLE = {
+    "hello": 4, "heartbeat": 4, "end_process": 3, "set_kv_limits": 4, "apply_desired": 4, "move_session": 4,
+    "let_session_go": 4, "session_sent": 4,
+}  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""
 
 

@@ -32,6 +32,7 @@ from workers.agent.model_files import ModelVerifier
 from workers.agent.pulse import PulseThread
 from workers.agent.reconcile import ReconcileLoop, Reconciler
 from workers.agent.scraper import Scraper
+from workers.agent.session_moves import SessionMoves
 from workers.agent.snapshot import Observer
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Policy
@@ -110,6 +111,9 @@ class Agent:
         self._tailer = LogTailer(
             identity.node_id, home.logs, self._journal, self._runner.api_key, self._reporter.submit
         )
+        self._moves = SessionMoves(
+            identity.node_id, self._journal.attempts, self._runner.api_key, self._reporter.submit
+        )
         reactions = Reactions(
             wake=self._loop.wake,
             say_hello=self._reporter.say_hello,
@@ -117,6 +121,8 @@ class Agent:
             tail_log=self._tailer.follow,
             end_process=self._leftovers.end,
             set_kv_limits=self._runner.kv_pools.take_limits,
+            move_session=self._moves.begin,
+            let_session_go=self._moves.let_go,
         )
         self._desk = CommandDesk(identity.node_id, identity.key, self._journal, reactions)
         self._intake = IntakeServer(home, self._desk.take)
@@ -202,6 +208,7 @@ class Agent:
     def _take_down(self) -> None:
         self._child.stop()
         self._intake.stop()
+        self._moves.stop()
         self._foreign.stop()
         self._hardware.stop()
         self._loop.stop()

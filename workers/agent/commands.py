@@ -8,12 +8,24 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from workers.agent.journal import Journal, Wish
 from workers.agent.supervisor import merge_wish
 from workers.protocol import v1
 
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+_Fenced: TypeAlias = (
+    v1.ApplyDesired
+    | v1.TailLog
+    | v1.EndProcess
+    | v1.SetKvLimits
+    | v1.MoveSession
+    | v1.LetSessionGo
+    | v1.ForgetReplica
+)
+"""Commands of a lease: refused once a newer one is known."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +52,10 @@ class Reactions:
     """Begins to end a process, whose end is reported when it comes. Returns why not, or nothing."""
     set_kv_limits: Callable[[v1.SetKvLimits], str]
     """Changes what a replica may have of the KV pool. Returns why not, or nothing."""
+    move_session: Callable[[v1.MoveSession], str]
+    """Begins to send a session, which is reported when it is over. Returns why not, or nothing."""
+    let_session_go: Callable[[v1.LetSessionGo], str]
+    """Begins to free what a replica has of a session. Returns why not, or nothing."""
 
 
 class CommandDesk:
@@ -96,21 +112,26 @@ class CommandDesk:
         return answer
 
     def _carry_out(self, command: v1.Command) -> Answer:
+        if isinstance(command, v1.RequestHello):  # for when the lease is in doubt, so no epoch is checked
+            logger.info("hello asked for: %s", command.reason)
+            self._reactions.say_hello()
+            return Answer("done")
+        return self._fenced(command) or self._obey(command)
+
+    def _obey(self, command: _Fenced) -> Answer:
         match command:
-            case v1.RequestHello():  # asked for when the lease is in doubt, so no epoch is checked
-                logger.info("hello asked for: %s", command.reason)
-                self._reactions.say_hello()
-                return Answer("done")
             case v1.ApplyDesired():
-                return self._fenced(command) or self._apply_desired(command)
+                return self._apply_desired(command)
             case v1.TailLog():
-                return self._fenced(command) or self._tail_log(command)
+                return self._tail_log(command)
             case v1.EndProcess():
-                return self._fenced(command) or self._end_process(command)
+                return self._end_process(command)
             case v1.SetKvLimits():
-                return self._fenced(command) or self._set_kv_limits(command)
+                return self._set_kv_limits(command)
+            case v1.MoveSession() | v1.LetSessionGo():
+                return self._begin_with_session(command)
             case v1.ForgetReplica():
-                return self._fenced(command) or self._forget(command)
+                return self._forget(command)
 
     def _fenced(self, command: v1.Command) -> Answer | None:
         epoch = self.lease_epoch
@@ -154,6 +175,13 @@ class CommandDesk:
     def _set_kv_limits(self, command: v1.SetKvLimits) -> Answer:
         refusal = self._reactions.set_kv_limits(command)
         return Answer("refused", refusal) if refusal else Answer("done")
+
+    def _begin_with_session(self, command: v1.MoveSession | v1.LetSessionGo) -> Answer:
+        if isinstance(command, v1.MoveSession):
+            refusal = self._reactions.move_session(command)
+        else:
+            refusal = self._reactions.let_session_go(command)
+        return Answer("refused", refusal) if refusal else Answer("done", silent=True)
 
     def _forget(self, command: v1.ForgetReplica) -> Answer:
         wish = self._journal.wish()

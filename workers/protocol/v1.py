@@ -29,7 +29,8 @@ MINOR = 4
 they are.
 4: a replica's load has its KV tiers, what moved between them, and why prefixes were missed; a
 heartbeat has the node's pools of KV blocks, and a replica's limits in them can be changed; a replica may
-have an MPS share, and Hello says whether the node can give one."""
+have an MPS share, and Hello says whether the node can give one; a session's KV can be sent to another
+replica."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -422,7 +423,27 @@ class LogChunk(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="log_ch
     """Lines left out since the last chunk because the log grew faster than the cap."""
 
 
-Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk
+class SessionSent(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="session_sent"):
+    """What became of a `MoveSession` that was begun. Since 1.4."""
+
+    node_id: str
+    command_id: str
+    code: str = ""
+    """Empty: the target has it. Else the engine's word for why not, or `engine_unreachable`."""
+    reason: str = ""
+    blocks: int = 0
+    """Of the session at its source, full ones."""
+    sent_blocks: int = 0
+    """Without those that the target had already."""
+    sent_bytes: int = 0
+    target_tokens: int = 0
+    """Of the session that the target has now."""
+    seconds: float = 0.0
+    turn_began: bool = False
+    """At the source, meanwhile: the target has only what was there before."""
+
+
+Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk | SessionSent
 
 
 # ------------------------------------------------------------------------------------------------
@@ -475,13 +496,49 @@ class SetKvLimits(_Command, frozen=True, kw_only=True, tag_field="kind", tag="se
     ceiling_blocks: int
 
 
+class MoveSession(_Command, frozen=True, kw_only=True, tag_field="kind", tag="move_session"):
+    """Have a replica send a session's KV to another one; answered by `SessionSent`. Since 1.4.
+
+    The deadline bounds the sending. The session stays whole where it is, whatever comes of it.
+    """
+
+    replica_id: str
+    attempt: int
+    session_id: str
+    transfer_id: str
+    """32 hex digits; the target takes each only once."""
+    transfer_key: str
+    """64 hex digits: `digests.transfer_key` of the target's engine. Opens this one transfer."""
+    target: str
+    """`http://host:port` of the engine that is to have it."""
+    bytes_per_second: float = 0.0
+    """0: as fast as it goes."""
+
+
+class LetSessionGo(_Command, frozen=True, kw_only=True, tag_field="kind", tag="let_session_go"):
+    """Say to a replica that a session lives elsewhere: its blocks go before others'. Since 1.4."""
+
+    replica_id: str
+    attempt: int
+    session_id: str
+
+
 class ForgetReplica(_Command, frozen=True, kw_only=True, tag_field="kind", tag="forget_replica"):
     """The end of a replica is recorded: drop it from the journal (its log is kept a while)."""
 
     replica_ids: tuple[str, ...]
 
 
-Command: TypeAlias = ApplyDesired | RequestHello | TailLog | EndProcess | SetKvLimits | ForgetReplica
+Command: TypeAlias = (
+    ApplyDesired
+    | RequestHello
+    | TailLog
+    | EndProcess
+    | SetKvLimits
+    | MoveSession
+    | LetSessionGo
+    | ForgetReplica
+)
 
 _Message = TypeVar("_Message")
 

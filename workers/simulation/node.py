@@ -243,8 +243,8 @@ class SimulatedNode:
             case v1.SetKvLimits():
                 refusal = take_limits(self.replicas, self._shape.engine, command)
                 return ("refused", refusal) if refusal else ("done", "")
-            case v1.EndProcess() | v1.TailLog():
-                return "refused", "a simulated node has neither processes nor logs"
+            case v1.EndProcess() | v1.TailLog() | v1.MoveSession() | v1.LetSessionGo():
+                return "refused", "a simulated node has neither processes nor logs, nor KV to send"
 
     def _apply(self, command: v1.ApplyDesired, now: float) -> tuple[str, str] | None:
         renewed = command.lease_epoch > self.lease_epoch

@@ -27,6 +27,7 @@ _OPERATOR_CHANGES = frozenset(
         "access.add_apikey",
         "access.change_apikey",
         "health.change_incident",
+        "inference_sessions.add_relocation",
         "inventory.add_jointoken",
         "inventory.change_node",
         "inventory.end_process",

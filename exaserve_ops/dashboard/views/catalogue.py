@@ -22,7 +22,12 @@ from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.sessions.domain.timeline import read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession
-from exaserve_ops.sessions.selectors import count_live_sessions, replicas_of_timeline
+from exaserve_ops.sessions.selectors import (
+    count_live_sessions,
+    latest_relocations,
+    move_targets,
+    replicas_of_timeline,
+)
 
 FOUND_OF_EACH = 8
 _SUBJECTS = (
@@ -68,6 +73,7 @@ def session(request: HttpRequest, pk: int) -> HttpResponse:
     names = {key: replica.name for key, replica in replicas_of_timeline(found).items()}
     course = describe_course(read_turns(found.latest_turns), read_stays(found.stays), names)
     context = {"title": f"Session {found.session_id}", "session": found, "course": course}
+    context |= {"moves": latest_relocations(found), "move_targets": move_targets(found)}
     return render(request, "sessions/page.html", context)
 
 

@@ -16,8 +16,9 @@ from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.sessions.domain.moves import RELOCATION
 
-LIFECYCLES = (DEPLOYMENT, REPLICA, NODE_LIVENESS, NODE_DRAIN, INCIDENT, INSTALLATION)
+LIFECYCLES = (DEPLOYMENT, REPLICA, NODE_LIVENESS, NODE_DRAIN, INCIDENT, INSTALLATION, RELOCATION)
 
 _HEAD = """\
 # Lifecycles

@@ -51,6 +51,20 @@ class CommandOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionSending:
+    """What became of sending a session's KV from one replica to another; an empty code is success."""
+
+    node_id: str
+    command_id: str
+    code: str
+    reason: str
+    sent_bytes: int
+    target_tokens: int
+    seconds: float
+    turn_began: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LogLines:
     """Lines of a replica's log."""
 
@@ -61,7 +75,7 @@ class LogLines:
     dropped_lines: int
 
 
-Report = HelloReport | HeartbeatReport | CommandOutcome | LogLines
+Report = HelloReport | HeartbeatReport | CommandOutcome | SessionSending | LogLines
 
 
 @dataclass(frozen=True, slots=True)

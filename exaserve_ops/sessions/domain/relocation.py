@@ -97,6 +97,10 @@ class Thresholds:
     """After a move, before balance may move the same conversation again."""
 
 
+NO_BALANCE = Thresholds(start_pressure=float("inf"))
+"""Only what is asked for, and what leaves."""
+
+
 @dataclass(frozen=True, slots=True)
 class Underway:
     """A move that has not ended."""

@@ -1,0 +1,78 @@
+"""Moves of conversations between replicas."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rest_framework import serializers
+
+from exaserve_ops.api.serializers.strict import StrictSerializer
+from exaserve_ops.sessions.models import Relocation
+
+
+class RelocationSerializer(serializers.ModelSerializer[Relocation]):
+    """A move, from the decision to its end."""
+
+    session_id = serializers.CharField(source="session.session_id", help_text="As the client named it.")
+    session = serializers.IntegerField(source="session_id", help_text="Its id here.")
+
+    class Meta:
+        model = Relocation
+        fields: ClassVar[list[str]] = [
+            "id",
+            "session",
+            "session_id",
+            "source",
+            "target",
+            "status",
+            "why",
+            "asked_by",
+            "reason",
+            "way",
+            "sent_bytes",
+            "target_tokens",
+            "send_seconds",
+            "created_at",
+            "status_changed_at",
+            "ended_at",
+        ]
+
+
+class MoveRequestSerializer(StrictSerializer):
+    """Asks for a conversation to be moved before its next turn."""
+
+    target = serializers.UUIDField(
+        required=False,
+        allow_null=True,
+        default=None,
+        help_text="Replica of the same deployment; the emptiest where left out.",
+    )
+    reason = serializers.CharField(max_length=500, help_text="Why; shown in the history.")
+
+
+class PlannedMoveSerializer(serializers.Serializer[dict[str, object]]):
+    """A conversation that would move now."""
+
+    session = serializers.IntegerField()
+    replica = serializers.UUIDField(help_text="Where it is.")
+    target = serializers.UUIDField()
+    way = serializers.CharField(help_text="`transfer`, or `recompute` without its KV.")
+    context_tokens = serializers.IntegerField()
+    kv_bytes = serializers.IntegerField()
+    estimate = serializers.CharField(help_text="How the two ways compare.")
+    why = serializers.CharField()
+
+
+class StayingSerializer(serializers.Serializer[dict[str, object]]):
+    """A conversation that is to move and does not yet."""
+
+    session = serializers.IntegerField()
+    replica = serializers.UUIDField()
+    why = serializers.CharField()
+
+
+class RelocationPlanSerializer(serializers.Serializer[dict[str, object]]):
+    """What would begin now, and what waits, out of the newest 5,000 conversations that are to move."""
+
+    moves = PlannedMoveSerializer(many=True)
+    stays = StayingSerializer(many=True)

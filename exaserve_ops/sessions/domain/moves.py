@@ -1,0 +1,116 @@
+"""A move of a conversation as it is recorded: its lifecycle, and what its parts tell one another."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+
+from exaserve_ops.lib.lifecycle import Lifecycle, table
+
+PLANNED = "planned"
+SENDING = "sending"
+SWITCHING = "switching"
+DONE = "done"
+DROPPED = "dropped"
+FAILED = "failed"
+
+_LIVE = (PLANNED, SENDING, SWITCHING)
+
+RELOCATION = Lifecycle(
+    name="relocation",
+    initial=PLANNED,
+    statuses=(*_LIVE, DONE, DROPPED, FAILED),
+    final=frozenset({DONE, DROPPED, FAILED}),
+    transitions=table(
+        [
+            ("send", [PLANNED], SENDING),
+            # Without its KV: the target computes it again.
+            ("skip_sending", [PLANNED, SENDING], SWITCHING),
+            ("arrived", [SENDING], SWITCHING),
+            ("repinned", [SWITCHING], DONE),
+            ("drop", _LIVE, DROPPED),
+            ("fail", [SENDING], FAILED),
+        ]
+    ),
+    meanings={
+        PLANNED: "Waits for its turn.",
+        SENDING: "The source sends its KV to the target; it is served where it was.",
+        SWITCHING: "The target has what it is to have; the next turn is about to go there.",
+        DONE: "Its next turn goes to the target.",
+        DROPPED: "It stays where it was, since something came between: a turn, or too long a wait.",
+        FAILED: "It stays where it was, since its KV could not be sent.",
+    },
+)
+
+WITHOUT_KV = frozenset({"session_unknown", "other_shape", "not_found", "status_404"})
+"""What engines say where there is no KV that could be sent, now or later."""
+BETWEEN = frozenset({"turn_runs", "already_moving", "refused"})
+"""What is no failure, but somebody else's business with the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Where the session table has a conversation."""
+
+    owner: str
+    """Replica, of those that were asked about; empty: another one."""
+    owner_epoch: int
+    turns: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveOrder:
+    """All that the source's agent and the target's key are found by."""
+
+    relocation_id: str
+    session_id: str
+    source_node_id: str
+    source_id: str
+    source_attempt: int
+    target_node_id: str
+    target_id: str
+    target_attempt: int
+    target_address: str
+    """`host:port`."""
+    seconds: float
+    """For how long sending may take."""
+    bytes_per_second: float
+
+    @property
+    def transfer_id(self) -> bytes:
+        """16 bytes; a target takes each only once, and each relocation is sent only once."""
+        return uuid.UUID(self.relocation_id).bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What the source's agent says of its part."""
+
+    code: str = ""
+    """Empty: the target has it."""
+    reason: str = ""
+    sent_bytes: int = 0
+    target_tokens: int = 0
+    seconds: float = 0.0
+    turn_began: bool = False
+
+
+_KIND = "session-move"
+
+
+def move_command(relocation_id: str) -> str:
+    """Id of the command that orders a relocation's sending."""
+    return f"{_KIND}/{relocation_id}"
+
+
+def is_move_command(text: str) -> bool:
+    """Whether a command's id is that of such an order."""
+    return text.startswith(f"{_KIND}/")
+
+
+def parse_move_command(text: str) -> uuid.UUID:
+    """The relocation. Raises `ValueError` for any other text."""
+    kind, relocation_id = text.split("/")
+    if kind != _KIND:
+        raise ValueError(f"{text!r} orders no move")
+    return uuid.UUID(relocation_id)

@@ -1,0 +1,301 @@
+"""Moves of conversations through a leading controller, the real session table and the agents' protocol."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+import redis
+
+from exaserve_ops.adapters.session_pins import RedisSessionPins
+from exaserve_ops.audit.models import Event
+from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.sessions.domain.moves import Pin, move_command
+from exaserve_ops.sessions.domain.relocation import Budget
+from exaserve_ops.sessions.models import InferenceSession, Relocation
+from exaserve_ops.sessions.services.relocations import ask_move, delete_relocations_before
+from tests.fakes.fleet import ScriptedNode, make_deployment, seen
+from tests.fakes.leader import Leader, leading
+from workers.protocol import digests, v1
+
+pytestmark = pytest.mark.django_db
+SESSION = "a conversation"
+
+
+@dataclass
+class World:
+    """A leader, two nodes with a ready replica each, and a conversation at the first."""
+
+    leader: Leader
+    nodes: dict[UUID, ScriptedNode]
+    source: Replica
+    target: Replica
+    pins: RedisSessionPins
+    session: InferenceSession
+
+    def __post_init__(self) -> None:
+        self.moves = self.lead_anew()
+
+    def lead_anew(self, **policy: Any) -> SessionMoves:
+        """Another leader, which has only the record."""
+        self.moves = SessionMoves(
+            self.leader.state, self.leader.reconcilers._link, self.pins, MovePolicy(**policy)
+        )
+        return self.moves
+
+    def node_of(self, replica: Replica) -> ScriptedNode:
+        assert replica.node_id is not None
+        return self.nodes[replica.node_id]
+
+    def told(self, kind: type[Any], at: Replica | None = None) -> list[Any]:
+        return [c for c in self.node_of(at or self.source).commands() if isinstance(c, kind)]
+
+    def ask(self) -> Relocation:
+        return ask_move(self.session.pk, self.target.pk, reason="closer", actor="user:o", now=clock.now())
+
+    def begin(self) -> v1.MoveSession:
+        """Ask, step, and take the order off the source's queue."""
+        self.ask()
+        self.moves.step()
+        [order] = self.told(v1.MoveSession)
+        return order
+
+    def answer(self, order: v1.MoveSession, **facts: Any) -> None:
+        node = self.node_of(self.source)
+        fields: dict[str, Any] = {"sent_bytes": 4096, "target_tokens": 64, "seconds": 0.1, "blocks": 4}
+        node._send(v1.SessionSent(node_id=node.node_id, command_id=order.command_id, **(fields | facts)))
+        self.leader.ingest.step()
+
+    def row(self) -> Relocation:
+        return Relocation.objects.latest("created_at")
+
+    def pin(self) -> Pin | None:
+        return self.pins.find("tiny", SESSION, [str(self.source.pk), str(self.target.pk)])
+
+    def claim(self) -> None:
+        """A turn at the source, as a gateway counts it."""
+        self.pins._ask(lambda: self.pins._table.claimed("tiny", SESSION, str(self.source.pk)))
+
+
+@pytest.fixture
+def world(redis_client: redis.Redis) -> Iterator[World]:
+    with leading(redis_client) as leader:
+        nodes = [ScriptedNode(redis_client, name=name) for name in ("node-a", "node-b")]
+        for node in nodes:
+            node.enrol()
+            node.say_hello()
+        leader.work()
+        deployment = make_deployment(replicas=2)
+        for _ in range(3):
+            leader.work()
+        for node in nodes:
+            node.commands()
+        by_node = {UUID(node.node_id): node for node in nodes}
+        for replica in Replica.objects.filter(deployment=deployment):
+            assert replica.node_id is not None
+            ready = seen(replica, v1.ObservedState.READY)
+            by_node[replica.node_id].beat(ready)
+        leader.work()
+        source, target = Replica.objects.filter(deployment=deployment, status="ready").order_by("name")
+        for node in nodes:
+            node.commands()
+        now = clock.now()
+        session = InferenceSession.objects.create(
+            session_id=SESSION, model_name="tiny", replica=source, context_tokens=64, first_turn_at=now,
+            last_turn_at=now,
+        )  # fmt: skip
+        pins = RedisSessionPins(os.environ["REDIS_URL"])
+        made = World(leader, by_node, source, target, pins, session)
+        made.claim()
+        yield made
+        pins.close()
+
+
+def test_asked_move_is_sent_switched_and_the_source_freed(world: World) -> None:
+    order = world.begin()
+    target_node = world.node_of(world.target)
+    engine_key = digests.engine_api_key(target_node.key, str(world.target.pk), world.target.attempt)
+    assert order.transfer_key == digests.transfer_key(engine_key, bytes.fromhex(order.transfer_id)).hex()
+    assert (order.replica_id, order.session_id) == (str(world.source.pk), SESSION)
+    assert order.target == f"http://{world.target.address}"
+    assert world.row().status == "sending"
+    world.answer(order)
+    assert world.pin() == Pin(str(world.source.pk), 1, 1), "until the swap it is served where it was"
+    world.moves.step()
+    assert world.pin() == Pin(str(world.target.pk), 2, 1)
+    row = world.row()
+    assert (row.status, row.way, row.sent_bytes, row.target_tokens) == ("done", "transfer", 4096, 64)
+    [freed] = world.told(v1.LetSessionGo)
+    assert (freed.replica_id, freed.session_id) == (str(world.source.pk), SESSION)
+    events = Event.objects.filter(subject_kind="session").order_by("pk").values_list("event", flat=True)
+    assert list(events) == ["move_asked", "move_send", "move_arrived", "move_repinned"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        ({"turn_began": True}, "dropped"),
+        ({"code": "turn_runs"}, "dropped"),
+        ({"code": "target_unreachable", "reason": "refused"}, "failed"),
+        ({"code": "no_room"}, "failed"),
+    ],
+)
+def test_move_that_was_not_whole_leaves_the_session_where_it_is(
+    world: World, facts: dict[str, Any], status: str
+) -> None:
+    world.answer(world.begin(), **facts)
+    world.moves.step()
+    assert world.row().status == status
+    assert world.row().ended_at is not None
+    assert world.pin() == Pin(str(world.source.pk), 1, 1)
+    assert world.told(v1.LetSessionGo) == []
+
+
+@pytest.mark.parametrize("code", ["session_unknown", "other_shape", "status_404"])
+def test_session_without_kv_to_send_moves_without_it(world: World, code: str) -> None:
+    world.answer(world.begin(), code=code, target_tokens=0, sent_bytes=0)
+    world.moves.step()
+    assert (world.row().status, world.row().way) == ("done", "recompute")
+    assert world.pin() == Pin(str(world.target.pk), 2, 1)
+
+
+def test_turn_between_arrival_and_swap_drops_the_move(world: World) -> None:
+    world.answer(world.begin())
+    world.claim()
+    world.moves.step()
+    assert world.row().status == "dropped"
+    assert world.pin() == Pin(str(world.source.pk), 1, 2)
+
+
+def test_agent_that_refuses_or_another_node_that_answers_moves_nothing(world: World) -> None:
+    order = world.begin()
+    stranger = world.node_of(world.target)
+    stranger._send(v1.SessionSent(node_id=stranger.node_id, command_id=order.command_id, target_tokens=64))
+    world.leader.ingest.step()
+    assert world.row().status == "sending"
+    node = world.node_of(world.source)
+    node._send(
+        v1.CommandResult(
+            node_id=node.node_id, command_id=order.command_id, outcome="refused", reason="does not run here"
+        )
+    )
+    world.leader.ingest.step()
+    assert (world.row().status, world.row().reason) == ("dropped", "refused: does not run here")
+    assert world.pin() == Pin(str(world.source.pk), 1, 1)
+
+
+def test_answer_for_a_move_that_nobody_knows_or_that_has_ended_changes_nothing(world: World) -> None:
+    order = world.begin()
+    world.answer(order, code="no_room")
+    world.answer(order)
+    assert world.row().status == "failed"
+    node = world.node_of(world.source)
+    node._send(v1.SessionSent(node_id=node.node_id, command_id=move_command(str(uuid4()))))
+    world.leader.ingest.step()
+    assert Relocation.objects.count() == 1
+
+
+def test_next_leader_ends_what_nobody_answers(world: World) -> None:
+    world.begin()
+    world.lead_anew().step()
+    assert world.row().status == "sending", "there is time left"
+    world.lead_anew(send_seconds=0, answer_seconds=-1).step()
+    assert (world.row().status, world.row().reason) == ("dropped", "it was sending for too long")
+    assert world.pin() == Pin(str(world.source.pk), 1, 1)
+
+
+def test_next_leader_begins_what_was_only_planned_and_records_a_swap_that_was_made(world: World) -> None:
+    world.ask()
+    world.lead_anew().step()
+    [order] = world.told(v1.MoveSession)
+    world.answer(order)
+    world.pins.repin("tiny", SESSION, str(world.target.pk), 1)  # and then the leader died
+    world.lead_anew().step()
+    assert world.row().status == "done"
+    assert world.pin() == Pin(str(world.target.pk), 2, 1)
+
+
+def test_target_that_goes_before_the_swap_gets_nothing(world: World) -> None:
+    world.answer(world.begin())
+    Node.objects.filter(pk=world.target.node_id).update(liveness="dead")
+    world.moves.step()
+    assert world.row().status == "dropped"
+    assert world.pin() == Pin(str(world.source.pk), 1, 1)
+
+
+def test_session_that_a_gateway_has_moved_is_left_there(world: World) -> None:
+    world.ask()
+    world.pins.repin("tiny", SESSION, str(world.target.pk), 1)
+    world.moves.step()
+    assert world.row().status == "dropped"
+    assert world.told(v1.MoveSession) == []
+
+
+def test_drained_node_hands_its_sessions_to_another_replica(world: World) -> None:
+    Node.objects.filter(pk=world.source.node_id).update(drain_status="draining")
+    world.moves.step()
+    [order] = world.told(v1.MoveSession)
+    assert order.target == f"http://{world.target.address}"
+    row = world.row()
+    assert (row.target, row.asked_by) == (world.target, "")
+    assert row.why == f"node {world.node_of(world.source).name} is drained"
+    world.answer(order, code="target_unreachable")
+    world.moves.step()
+    assert Relocation.objects.count() == 1, "not again at once"
+    Relocation.objects.update(ended_at=clock.now() - timedelta(minutes=1))
+    world.moves.step()
+    assert Relocation.objects.count() == 2
+
+
+def test_no_more_move_at_once_than_the_budget_has(world: World) -> None:
+    world.lead_anew(budget=Budget(moves_per_fleet=0)).step()
+    row = world.ask()
+    world.moves.step()
+    row.refresh_from_db()
+    assert (row.status, row.reason) == ("planned", "0 moves are under way in the fleet, as many as may be")
+    world.lead_anew(planned_seconds=-1).step()
+    row.refresh_from_db()
+    assert row.status == "dropped"
+
+
+def test_what_cannot_move_is_refused_at_once(world: World) -> None:
+    row = world.ask()
+    with pytest.raises(ConflictError, match="on its way already"):
+        world.ask()
+    assert delete_relocations_before(clock.now()) == 0, "it has not ended"
+    Relocation.objects.filter(pk=row.pk).delete()
+    fields: dict[str, Any] = {"reason": "x", "actor": "user:o", "now": clock.now()}
+    with pytest.raises(ConflictError, match="there already"):
+        ask_move(world.session.pk, world.source.pk, **fields)
+    with pytest.raises(ConflictError, match="another deployment"):
+        ask_move(world.session.pk, uuid4(), **fields)
+    Replica.objects.filter(pk=world.target.pk).update(wanted="drain")
+    with pytest.raises(ConflictError, match="takes no conversations now"):
+        ask_move(world.session.pk, world.target.pk, **fields)
+    with pytest.raises(ConflictError, match="no other replica"):
+        ask_move(world.session.pk, None, **fields)
+    InferenceSession.objects.update(replica=None)
+    with pytest.raises(ConflictError, match="no replica on record"):
+        ask_move(world.session.pk, None, **fields)
+
+
+def test_session_table_that_is_away_leaves_a_move_for_later(world: World) -> None:
+    world.answer(world.begin())
+    away = RedisSessionPins("unix:///nowhere/redis.sock")
+    try:
+        with pytest.raises(ConnectionError):
+            SessionMoves(world.leader.state, world.leader.reconcilers._link, away).step()
+    finally:
+        away.close()
+    assert world.row().status == "switching"
+    world.moves.step()
+    assert world.row().status == "done"
