@@ -162,7 +162,7 @@ def test_operator_changes_limits_and_the_page_shows_what_the_agent_says(
     wish = {"replica": replica.pk, "minimum_blocks": 32, "ceiling_blocks": 48}
     assert "Say why" in ask(operator, node, **wish)
     assert "whole numbers" in ask(operator, node, **(wish | {"ceiling_blocks": "-1", "reason": "x"}))
-    assert "Not done" in ask(operator, node, **(wish | {"minimum_blocks": 64, "reason": "x"}))
+    assert "ceiling of 48 blocks.<" in ask(operator, node, **(wish | {"minimum_blocks": 64, "reason": "x"}))
     assert "Not done" in ask(operator, node, **(wish | {"replica": "nobody", "reason": "x"}))
     assert not Event.objects.filter(event="kv_limits_asked").exists()
     assert "is asked" in ask(operator, node, **wish, reason="its neighbour is busy")
@@ -177,6 +177,9 @@ def test_operator_changes_limits_and_the_page_shows_what_the_agent_says(
     assert "keeps its limits of KV blocks" in shown
     assert "at least 32 and at most 48 blocks: no room" in shown
     assert "its neighbour is busy" not in shown, "only the newest word"
+    Replica.objects.filter(pk=replica.pk).update(ready_at=clock.now())
+    shown = text_of(operator, node, "node_kv")
+    assert "no room" not in shown, "a replica that was started anew has its deployment's limits"
 
 
 def test_viewer_sees_limits_and_changes_none(

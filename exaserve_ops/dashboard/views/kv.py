@@ -50,22 +50,30 @@ def kv_context(node: Node) -> dict[str, Any]:
         ),
         "kv_names": json.dumps({row.replica_id: {"name": row.label} for row in view.rows}),
         "kv_limited": [row for pool in view.pools for row in pool.rows if row.known],
-        "kv_answers": _answers(list(replicas), now - ANSWER_SHOWN) if replicas else [],
+        "kv_answers": _answers(replicas, now - ANSWER_SHOWN) if replicas else [],
         "kv_moved": count_moved_sessions([row.pk for row in rows], since=now - MOVED_SINCE)
         if replicas
         else 0,
     }
 
 
-def _answers(replica_ids: list[str], since: datetime) -> list[tuple[Event, str]]:
-    """The newest word on each replica's limits, with its tone."""
+def _answers(replicas: dict[str, Replica], since: datetime) -> list[tuple[Event, str]]:
+    """The newest word on each replica's limits, with its tone.
+
+    Without what was said before its newest start: by that it has its deployment's limits again.
+    """
     events = Event.objects.filter(
-        subject_kind="replica", subject_id__in=replica_ids, event__in=_TONES, at__gte=since
+        subject_kind="replica", subject_id__in=list(replicas), event__in=_TONES, at__gte=since
     )
     newest: dict[str, Event] = {}
     for event in events.order_by("-pk")[:100]:
         newest.setdefault(event.subject_id, event)
-    return [(event, _TONES[event.event]) for event in newest.values()]
+    started = {key: row.ready_at for key, row in replicas.items()}
+    return [
+        (event, _TONES[event.event])
+        for key, event in newest.items()
+        if (ready_at := started[key]) is None or event.at >= ready_at
+    ]
 
 
 @require_safe
@@ -101,7 +109,7 @@ def node_kv_limits(request: HttpRequest, node_id: UUID) -> HttpResponse:
             now=clock.now(),
         )
     except (ConflictError, InvalidInputError, ValueError) as error:
-        messages.error(request, f"Not done: {error}.")
+        messages.error(request, f"Not done: {str(error).rstrip('.')}.")
     else:
         messages.success(request, f"{found.name} is asked; its answer shows beside the map in a moment.")
     return back
