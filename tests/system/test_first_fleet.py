@@ -95,6 +95,42 @@ def test_second_turn_lands_on_the_same_replica_and_reuses_its_blocks(fleet: Flee
     assert cached >= second.json()["usage"]["prompt_tokens"] - 16
 
 
+def test_conversation_moves_between_turns_and_finds_its_prefix_at_the_target(fleet: FleetRun) -> None:
+    session_id = uuid.uuid4().hex
+    headers = {"Authorization": f"Bearer {fleet.summary()['api_token']}", "x-session-id": session_id}
+    url = fleet.summary()["gateway_url"] + "/v1/chat/completions"
+    messages = list(HELLO)
+
+    def turn() -> httpx.Response:
+        body = {"model": "demo", "messages": messages, "max_tokens": 8}
+        answer = httpx.post(url, json=body, headers=headers, timeout=60)
+        assert answer.status_code == 200, answer.text
+        messages.append(answer.json()["choices"][0]["message"] | {"role": "assistant"})
+        messages.append({"role": "user", "content": "And then?"})
+        return answer
+
+    source = [turn().headers["x-exaops-replica"] for _ in range(2)][1]
+    with api(fleet) as client:
+        listing = f"/sessions?session_id={session_id}"
+
+        def recorded() -> Any:
+            rows = client.get(listing).json()["results"]
+            return rows[0]["id"] if rows and rows[0]["turns"] == 2 else None
+
+        fleet.wait_until(recorded, "both turns are recorded")
+        order = client.post(f"/sessions/{recorded()}/move", json={"reason": "to see it move"})
+        assert order.status_code == 202, order.text
+        address = f"/relocations/{order.json()['id']}"
+        fleet.wait_until(lambda: client.get(address).json()["ended_at"], "the move has ended")
+        moved = client.get(address).json()
+    assert (moved["status"], moved["way"]) == ("done", "transfer"), moved["reason"]
+    third = turn()
+    assert third.headers["x-exaops-replica"] == moved["target"] != source
+    assert third.headers["x-exaops-route"] == "sticky"
+    cached = third.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert cached >= moved["target_tokens"] - 48
+
+
 def test_heatmaps_move_within_two_seconds_of_the_change(browser_page: Any) -> None:
     """The age of what is on the screen, as the browser itself sees it, and cells that change."""
     page = browser_page
