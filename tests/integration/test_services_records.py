@@ -288,6 +288,15 @@ def test_exit_is_told_once_for_each_attempt() -> None:
     assert (replica.exit_signal, replica.exit_log_tail, replica.status) == (9, ["bye"], "backing_off")
 
 
+def test_exit_that_nobody_saw_has_no_time() -> None:
+    replica = placed(make_deployment(), make_node("n1"))
+    end = ObservedExit(attempt=1, code=None, signal=None, after_seconds=0.0, log_tail=())
+    observe(replica, ObservedReplica(str(replica.pk), 1, "backing_off", attempt=1, last_exit=end))
+    assert Event.objects.get(event="exited").reason == "attempt 1 ended; how is not known"
+    replica.refresh_from_db()
+    assert (replica.exit_attempt, replica.exit_after_seconds) == (1, None)
+
+
 def test_waiting_is_told_once_for_each_reason() -> None:
     [replica] = create_replicas(make_deployment().pk, 1, why="test", actor="test", now=NOW)
     for why in ("no room", "no room", "cordoned"):

@@ -20,13 +20,18 @@ class ObservedExit:
     why: str = ""
     """Why its agent ended it, or how it ended by itself."""
 
+    @property
+    def is_known(self) -> bool:
+        """Whether somebody was there to see it; else `after_seconds` means nothing."""
+        return self.code is not None or self.signal is not None
+
     def sentence(self) -> str:
         """How it ended, for a reason: `killed by signal 9 after 12.3 s`."""
         if self.signal:
             return f"killed by signal {self.signal} after {self.after_seconds:.1f} s"
         if self.code is not None:
             return f"exited with code {self.code} after {self.after_seconds:.1f} s"
-        return f"ended after {self.after_seconds:.1f} s; how is not known"
+        return "ended; how is not known"
 
 
 class ReplicaLoad(Protocol):

@@ -337,7 +337,7 @@ def _note_exit(replica: Replica, observed: ObservedReplica) -> list[Happening]:
     replica.exit_attempt = ended.attempt
     replica.exit_code = ended.code
     replica.exit_signal = ended.signal
-    replica.exit_after_seconds = ended.after_seconds
+    replica.exit_after_seconds = ended.after_seconds if ended.is_known else None
     replica.exit_log_tail = list(ended.log_tail)
     reason = f"attempt {ended.attempt} {ended.sentence()}{_cause_of(ended)}"
     return [Happening(subject_of(replica), "exited", ("", ""), reason, replica.generation)]
