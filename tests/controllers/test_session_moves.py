@@ -134,6 +134,9 @@ def test_asked_move_is_sent_switched_and_the_source_freed(world: World) -> None:
     assert world.pin() == Pin(str(world.target.pk), 2, 1)
     row = world.row()
     assert (row.status, row.way, row.sent_bytes, row.target_tokens) == ("done", "transfer", 4096, 64)
+    world.session.refresh_from_db()
+    assert (world.session.replica, world.session.replica_changes) == (world.target, 1)
+    assert world.session.node_name == world.node_of(world.target).name
     [freed] = world.told(v1.LetSessionGo)
     assert (freed.replica_id, freed.session_id) == (str(world.source.pk), SESSION)
     events = Event.objects.filter(subject_kind="session").order_by("pk").values_list("event", flat=True)
@@ -254,6 +257,17 @@ def test_drained_node_hands_its_sessions_to_another_replica(world: World) -> Non
     Relocation.objects.update(ended_at=clock.now() - timedelta(minutes=1))
     world.moves.step()
     assert Relocation.objects.count() == 2
+
+
+def test_session_that_left_a_drained_node_is_not_moved_again(world: World) -> None:
+    Node.objects.filter(pk=world.source.node_id).update(drain_status="draining")
+    world.moves.step()
+    [order] = world.told(v1.MoveSession)
+    world.answer(order)
+    world.moves.step()
+    Relocation.objects.update(ended_at=clock.now() - timedelta(minutes=1))
+    world.moves.step()
+    assert [row.status for row in Relocation.objects.all()] == ["done"]
 
 
 def test_no_more_move_at_once_than_the_budget_has(world: World) -> None:

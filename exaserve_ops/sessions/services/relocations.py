@@ -6,6 +6,7 @@ from datetime import datetime
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
+from django.db.models import F
 
 from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.lib.errors import ConflictError
@@ -104,6 +105,8 @@ def advance_relocation(
     for name, value in facts.items():
         setattr(row, name, value)
     row.save(update_fields=["status", "reason", "status_changed_at", "ended_at", *facts])
+    if event == "repinned":
+        _note_place(row)
     record_event(
         _subject_of(row.session),
         f"move_{event}",
@@ -113,6 +116,15 @@ def advance_relocation(
         reason=reason,
     )
     return row
+
+
+def _note_place(row: Relocation) -> None:
+    """Say at once where it is now: until its next turn nobody else would, and plans go by it."""
+    target = row.target
+    if target is not None and target.node is not None:
+        InferenceSession.objects.filter(pk=row.session_id, replica=row.source_id).update(
+            replica=target, node_name=target.node.name, replica_changes=F("replica_changes") + 1
+        )
 
 
 def note_wait(relocation_id: UUID, why: str) -> None:
