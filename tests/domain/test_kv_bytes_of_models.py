@@ -513,6 +513,12 @@ def test_layers_without_number_are_refused_and_not_counted_out_in_memory(config:
     assert "no more than 10,000" in refused(config).reason
 
 
+def test_state_of_heads_without_number_is_refused() -> None:
+    nested = {"full_attn_layers": [1], "num_heads": 10**4000, "head_dim": 10**4000}
+    config = {"model_type": "kimi_linear", "num_hidden_layers": 2, "linear_attn_config": nested}
+    assert "linear_attn_config" in refused(config).reason
+
+
 def test_pipeline_of_stages_without_number_is_refused_and_not_laid_out() -> None:
     assert known(LLAMA_8B, pipeline_parallel=32).growth_bytes_each == 4096
     assert "1,000,000,000 stages" in refused(LLAMA_8B, pipeline_parallel=10**9).reason

@@ -124,12 +124,13 @@ NAMES = st.sampled_from(
      "num_kv_shared_layers", "use_sliding_window", "full_attn_layers", "attn_config", "factor",
      "hybrid_override_pattern", "attn_layer_offset", "mamba_d_state", "num_nextn_predict_layers",
      "global_head_dim", "index_head_dim",
-     "max_position_embeddings", "rope_scaling", "no_rope_layers", "kv_cache_scheme", "num_bits"]
+     "num_heads", "max_position_embeddings", "rope_scaling", "no_rope_layers", "kv_cache_scheme", "num_bits"]
 )  # fmt: skip
 VALUES: st.SearchStrategy[Any] = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-4, 4096)
+    | st.sampled_from([10**9, 10**4000])
     | st.floats(allow_nan=False, allow_infinity=False)
     | st.sampled_from([*sorted(FAMILIES), "bfloat16", "gemma3", ""])
     | st.lists(st.sampled_from(["full_attention", "sliding_attention", "x"]), max_size=4),

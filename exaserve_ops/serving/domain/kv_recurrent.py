@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from exaserve_ops.serving.domain.config_fields import Fields, LayoutError
+from exaserve_ops.serving.domain.config_fields import LARGEST, Fields, LayoutError
 from exaserve_ops.serving.domain.kv_dtypes import element_type
 from exaserve_ops.serving.domain.kv_layout import RECURRENT, LayerMemory, StatePart
 
@@ -41,7 +41,7 @@ def delta_attention_state(config: Mapping[str, Any]) -> LayerMemory:
     """
     heads, size = config.get("num_heads"), config.get("head_dim")
     kernel = config.get("short_conv_kernel_size", 4)
-    if not all(isinstance(value, int) and value > 0 for value in (heads, size, kernel)):
+    if not all(isinstance(value, int) and 0 < value <= LARGEST for value in (heads, size, kernel)):
         raise LayoutError("'linear_attn_config' lacks 'num_heads' or 'head_dim'")
     heads, size = int(heads or 0), int(size or 0)
     return LayerMemory(
