@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from exaserve_ops.lib.units import size_text
 from exaserve_ops.serving.domain.engine_launch import SGLANG, TORCH, EngineLaunch
 from exaserve_ops.serving.domain.reservation import margin_bytes
 
@@ -73,9 +74,9 @@ def claim_of(launch: EngineLaunch, facts: ClaimFacts) -> Claim:
     """What this launch takes of one accelerator."""
     told = _told_pool(launch, facts)
     if told is not None:
-        rule = f"KV memory as told, {told:,} bytes, with weights and overhead beside it"
+        rule = f"KV memory as told, {size_text(told)}, with weights and overhead beside it"
         if launch.engine == TORCH and facts.budget_bytes is not None:
-            rule = f"the deployment's memory per replica; KV memory as told, {told:,} bytes"
+            rule = f"the deployment's memory per replica; KV memory as told, {size_text(told)}"
             return Claim(facts.budget_bytes, told, told, rule)
         return Claim(facts.fixed_high_bytes + told, told, told, rule)
     if launch.engine == TORCH:
@@ -109,13 +110,15 @@ def _vllm(launch: EngineLaunch, facts: ClaimFacts) -> Claim:
     """A share of the whole card. What of it is neither weights nor overhead becomes KV memory."""
     ratio = launch.share_ratio or default_share(launch)
     share = int(ratio * facts.total_bytes)
-    rule = f"gpu_memory_utilization {ratio:g} of {facts.total_bytes:,} bytes"
+    rule = f"gpu_memory_utilization {ratio:g} of {size_text(facts.total_bytes)}"
     problem = ""
     if launch.version and launch.version < VLLM_COUNTS_ITSELF_SINCE:
         share = max(0, share - facts.held_bytes)
         rule += ", less what other processes hold: this version counts them"
     elif share > facts.free_bytes and (not launch.version or launch.version >= VLLM_CHECKS_FREE_SINCE):
-        problem = f"{facts.free_bytes:,} bytes are free and its share is {share:,}: it refuses to start"
+        problem = (
+            f"{size_text(facts.free_bytes)} are free and its share is {size_text(share)}: it refuses to start"
+        )
     return Claim(
         share, max(0, share - facts.fixed_high_bytes), max(0, share - facts.fixed_low_bytes), rule, problem
     )
@@ -129,12 +132,12 @@ def _sglang(launch: EngineLaunch, facts: ClaimFacts) -> Claim:
     pool = max(0, static - facts.weights_bytes)
     if launch.kv_tokens is not None:
         pool = min(pool, launch.kv_tokens * facts.block_bytes // launch.block_tokens)
-    rule = (
-        f"mem_fraction_static {ratio:g} of the {facts.free_bytes:,} bytes that are free, overhead beside it"
-    )
+    free = size_text(facts.free_bytes)
+    rule = f"mem_fraction_static {ratio:g} of the {free} that are free, overhead beside it"
     problem = ""
     if facts.other_low_bytes > rest:
-        problem = f"{rest:,} bytes are left beside its share, and overhead takes {facts.other_low_bytes:,}"
+        other = size_text(facts.other_low_bytes)
+        problem = f"{size_text(rest)} are left beside its share, and overhead takes {other}"
     claimed = min(facts.free_bytes, facts.weights_bytes + pool + facts.other_high_bytes)
     return Claim(max(static if launch.kv_tokens is None else 0, claimed), pool, pool, rule, problem)
 
@@ -146,6 +149,6 @@ def _torch(facts: ClaimFacts) -> Claim:
         rule = "what is free, less the margin that is never planned with"
     else:
         budget = facts.budget_bytes
-        rule = f"the deployment's memory per replica, {budget:,} bytes"
+        rule = f"the deployment's memory per replica, {size_text(budget)}"
     pool = max(0, int(budget * (1 - TORCH_OTHER_RATIO)) - facts.weights_bytes)
     return Claim(budget, pool, pool, f"{rule}, a fifth of it for overhead")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor
 
+from exaserve_ops.lib.units import size_text
 from exaserve_ops.serving.domain.engine_claims import torch_budget
 from exaserve_ops.serving.domain.engine_launch import SHARE_OPTION, TORCH, EngineLaunch
 from exaserve_ops.serving.domain.memory_fixes import Attempt, Fix, fixes
@@ -160,7 +161,7 @@ def plan_fleet(workloads: Sequence[Workload], kind: NodeKind) -> FleetPlan:
     needed = _pack([(plan.ways, plan.groups) for plan in plans], kind.accelerators)
     whole = ceil(needed / (1 - kind.spare_ratio)) if needed else 0
     assumptions = [
-        f"{margin_bytes(kind.accelerator.total_bytes):,} bytes of each accelerator are never planned with",
+        f"{size_text(margin_bytes(kind.accelerator.total_bytes))} of each accelerator are never planned with",
         "all nodes are alike, and replicas never share a group of accelerators with another model's",
     ]
     if kind.spare_ratio:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
+from exaserve_ops.lib.units import size_text
 from exaserve_ops.serving.domain.config_fields import find_text_model
 from exaserve_ops.serving.domain.context_length import ContextLength, context_length, merge_overrides
 from exaserve_ops.serving.domain.engine_claims import Claim, ClaimFacts, claim_of
@@ -301,14 +302,14 @@ def _verdict(
     obstacle = _obstacle(plan, launch, room, mix)
     if obstacle:
         return NOT, obstacle
+    low, needed = size_text(claim.pool_low_bytes), size_text(plan.wanted_kv_bytes)
     spare = claim.pool_low_bytes - plan.wanted_kv_bytes
     if spare < room.band_bytes and not _is_told(launch):
         return TIGHT, (
-            f"between {claim.pool_low_bytes:,} and {claim.pool_high_bytes:,} bytes are left for KV, and "
-            f"{plan.wanted_kv_bytes:,} are needed: it depends on version, driver and load"
+            f"between {low} and {size_text(claim.pool_high_bytes)} are left for KV, and {needed} are needed: "
+            "it depends on version, driver and load"
         )
-    text = f"at least {claim.pool_low_bytes:,} bytes are left for KV, and {plan.wanted_kv_bytes:,} are needed"
-    return FITS, text
+    return FITS, f"at least {low} are left for KV, and {needed} are needed"
 
 
 def _obstacle(plan: MemoryPlan, launch: EngineLaunch, room: AcceleratorMemory, mix: SequenceMix) -> str:
@@ -318,15 +319,13 @@ def _obstacle(plan: MemoryPlan, launch: EngineLaunch, room: AcceleratorMemory, m
     if claim.problem:
         return claim.problem
     if claim.bytes > free - margin_bytes(room.total_bytes):
-        return f"it takes {claim.bytes:,} bytes, and {free:,} are free, a margin included"
+        return f"it takes {size_text(claim.bytes)}, and {size_text(free)} are free, a margin included"
     if claim.pool_high_bytes < limit:
-        text = f"one sequence of {plan.limit_tokens:,} tokens takes {limit:,} bytes of KV memory"
-        return f"{text}, and at most {claim.pool_high_bytes:,} are left"
+        text = f"one sequence of {plan.limit_tokens:,} tokens takes {size_text(limit)} of KV memory"
+        return f"{text}, and at most {size_text(claim.pool_high_bytes)} are left"
     if claim.pool_high_bytes < plan.wanted_kv_bytes:
-        text = (
-            f"{mix.sequences:,} sequences of {plan.mean_tokens:,} tokens take {plan.wanted_kv_bytes:,} bytes"
-        )
-        return f"{text} of KV memory, and at most {claim.pool_high_bytes:,} are left"
+        text = f"{mix.sequences:,} sequences of {plan.mean_tokens:,} tokens take"
+        return f"{text} {size_text(plan.wanted_kv_bytes)} of KV memory, and at most {size_text(claim.pool_high_bytes)} are left"
     if mix.sequences > launch.sequences:
         return f"{mix.sequences:,} sequences are asked for, and the engine runs {launch.sequences:,} at once"
     return ""
