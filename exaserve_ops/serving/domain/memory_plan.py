@@ -324,8 +324,9 @@ def _obstacle(plan: MemoryPlan, launch: EngineLaunch, room: AcceleratorMemory, m
         text = f"one sequence of {plan.limit_tokens:,} tokens takes {size_text(limit)} of KV memory"
         return f"{text}, and at most {size_text(claim.pool_high_bytes)} are left"
     if claim.pool_high_bytes < plan.wanted_kv_bytes:
-        text = f"{mix.sequences:,} sequences of {plan.mean_tokens:,} tokens take"
-        return f"{text} {size_text(plan.wanted_kv_bytes)} of KV memory, and at most {size_text(claim.pool_high_bytes)} are left"
+        needed, most = size_text(plan.wanted_kv_bytes), size_text(claim.pool_high_bytes)
+        text = f"{mix.sequences:,} sequences of {plan.mean_tokens:,} tokens take {needed} of KV memory"
+        return f"{text}, and at most {most} are left"
     if mix.sequences > launch.sequences:
         return f"{mix.sequences:,} sequences are asked for, and the engine runs {launch.sequences:,} at once"
     return ""
