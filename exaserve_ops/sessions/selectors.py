@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from uuid import UUID
 
-from django.db.models import Count, Q, QuerySet, Sum
+from django.db.models import Count, F, Q, QuerySet, Sum
 
 from exaserve_ops.inventory.domain.drain import DRAINING, NOT_DRAINED
 from exaserve_ops.inventory.domain.liveness import ALIVE
@@ -15,7 +15,7 @@ from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.sessions.domain.moves import PLANNED, RELOCATION
 from exaserve_ops.sessions.domain.relocation import FleetSessions, HeldSession, Holder, Rates, Underway
-from exaserve_ops.sessions.domain.timeline import read_stays, read_turns
+from exaserve_ops.sessions.domain.timeline import prefill_rate, read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 
 ACTIVE_FOR = timedelta(minutes=10)
@@ -25,6 +25,10 @@ REST = timedelta(seconds=10)
 LATEST_MOVES = 10
 MOST_PLANNED = 5_000
 """Sessions in one plan, those with the newest turns."""
+MEASURED_FOR = timedelta(hours=1)
+MEASURED_MOVES = 3
+MEASURED_SESSIONS = 20
+"""What moving and computing cost is judged by so much of the deployment."""
 UNKNOWN_CAPACITY_TOKENS = 1 << 20
 """Taken for replicas that do not tell: all alike, they are filled evenly."""
 _MOVED = ("repinned", "retry")
@@ -135,10 +139,11 @@ def movable_fleet(*, now: datetime, capacities: Mapping[str, int]) -> FleetSessi
         deployment__in=deployments, status__in=(states.READY, states.DRAINING), role=Replica.Role.SERVING
     )
     holders = tuple(_holder(replica, capacities) for replica in replicas)
+    one_of_each = {str(replica.deployment_id): replica for replica in replicas}
     return FleetSessions(
         holders=holders,
         sessions=tuple(_held_sessions(deployments, asked, now)),
-        rates=tuple({str(r.deployment_id): _rates(r) for r in replicas}.items()),
+        rates=tuple((key, _rates(replica, now)) for key, replica in one_of_each.items()),
         underway=tuple(
             Underway(str(row.session_id), str(row.source_id), str(row.target_id))
             for row in live
@@ -147,8 +152,26 @@ def movable_fleet(*, now: datetime, capacities: Mapping[str, int]) -> FleetSessi
     )
 
 
-def _rates(replica: Replica) -> Rates:
-    return Rates(replica.deployment.model.kv_bytes_per_token or 0)
+def _rates(replica: Replica, now: datetime) -> Rates:
+    """What moving and computing cost in the replica's deployment of late."""
+    moved = Relocation.objects.filter(
+        source__deployment=replica.deployment_id, ended_at__gt=now - MEASURED_FOR, send_seconds__gt=0
+    )
+    turns = InferenceSession.objects.filter(replica__deployment=replica.deployment_id)
+    latest = turns.order_by("-last_turn_at").values_list("latest_turns", flat=True)[:MEASURED_SESSIONS]
+    near = Q(source__node=F("target__node"))
+    return Rates(
+        replica.deployment.model.kv_bytes_per_token or 0,
+        prefill_tokens_per_second=prefill_rate([turn for kept in latest for turn in read_turns(kept)]),
+        same_node_bytes_per_second=_speed(moved.filter(near)),
+        across_bytes_per_second=_speed(moved.exclude(near)),
+    )
+
+
+def _speed(moved: QuerySet[Relocation]) -> float | None:
+    """Bytes a second of all of them together; `None` where they are too few to tell."""
+    told = moved.aggregate(count=Count("pk"), sent=Sum("sent_bytes"), took=Sum("send_seconds"))
+    return told["sent"] / told["took"] if told["count"] >= MEASURED_MOVES and told["sent"] else None
 
 
 def _leaving_deployments() -> set[UUID]:

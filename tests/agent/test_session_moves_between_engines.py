@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -149,3 +151,28 @@ def test_what_cannot_be_sent_is_said_and_the_session_stays_whole(pair: Pair) -> 
     assert pair.moved(pair.order(target="http://127.0.0.1:1")).code == "target_unreachable"
     _, cached = pair.turn("here", STORY + said)
     assert cached > 100
+
+
+@pytest.mark.parametrize("victim", ["here", "there"])
+def test_engine_that_dies_while_sending_is_answered_for(pair: Pair, victim: str) -> None:
+    pair.turn("here", STORY)
+    order = pair.order(bytes_per_second=20_000.0)  # many seconds for all of it
+    seen = pair.node.replica(victim)
+    assert seen is not None
+    assert seen.pid is not None
+    pair.node.send(order)
+    os.kill(seen.pid, signal.SIGKILL)
+
+    def found() -> str:
+        refused = [r.outcome for r in pair.node.all(v1.CommandResult) if r.command_id == order.command_id]
+        sent = pair._answer(order)
+        return sent.code if sent is not None else refused[0] if refused else ""
+
+    end = wait_for(found, "the move is answered", seconds=PATIENCE_SECONDS)
+    if victim == "here":
+        # Where the kill came before the order, the agent has seen that nobody listens.
+        assert end in {"engine_unreachable", "refused"}
+    else:
+        assert end != "refused"
+        _, cached = pair.turn("here", STORY)
+        assert cached > 100

@@ -18,9 +18,10 @@ from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
-from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.models import Model, Replica
 from exaserve_ops.sessions.domain.moves import Pin, move_command
 from exaserve_ops.sessions.domain.relocation import Budget
+from exaserve_ops.sessions.domain.timeline import TurnMark
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.services.relocations import ask_move, delete_relocations_before
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
@@ -257,6 +258,24 @@ def test_drained_node_hands_its_sessions_to_another_replica(world: World) -> Non
     Relocation.objects.update(ended_at=clock.now() - timedelta(minutes=1))
     world.moves.step()
     assert Relocation.objects.count() == 2
+
+
+@pytest.mark.parametrize(("seconds", "way"), [(0.001, "transfer"), (100.0, "recompute")])
+def test_kv_goes_along_only_where_that_is_faster_than_computing_it(
+    world: World, seconds: float, way: str
+) -> None:
+    now = clock.now()
+    mark = TurnMark(now.timestamp(), 1.0, 0.5, str(world.source.pk), "new", "ok", 640, 0, 8)
+    InferenceSession.objects.update(latest_turns=[list(mark)] * 5, context_tokens=640)
+    Model.objects.update(kv_bytes_per_token=1024)
+    for _ in range(3):
+        Relocation.objects.create(
+            session=world.session, source=world.source, target=world.target, status="done", why="x",
+            sent_bytes=1 << 20, send_seconds=seconds, created_at=now, status_changed_at=now, ended_at=now,
+        )  # fmt: skip
+    world.ask()
+    world.moves.step()
+    assert Relocation.objects.get(status__in=["sending", "switching"]).way == way
 
 
 def test_session_that_left_a_drained_node_is_not_moved_again(world: World) -> None:

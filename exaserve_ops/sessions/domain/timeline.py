@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 LATEST_TURNS = 40
 LATEST_STAYS = 20
+TELLING_TOKENS = 128
+"""A turn that computes fewer says more of all else than of computing."""
+TELLING_TURNS = 5
 
 
 class TurnMark(NamedTuple):
@@ -62,3 +66,17 @@ def read_turns(kept: Sequence[Sequence[Any]]) -> list[TurnMark]:
 def read_stays(kept: Sequence[Sequence[Any]]) -> list[Stay]:
     """Read what `add_to_stays` made, oldest first."""
     return [Stay(*stay) for stay in kept]
+
+
+def prefill_rate(turns: Sequence[TurnMark]) -> float | None:
+    """Prompt tokens a second that were computed and not cached, the median of turns that say something.
+
+    As clients saw it: what a turn waited for counts. `None` where too few turns computed much.
+    """
+    rates = [
+        uncached / turn.ttft_seconds
+        for turn in turns
+        if turn.ttft_seconds and turn.prompt_tokens is not None and turn.cached_tokens is not None
+        if (uncached := turn.prompt_tokens - turn.cached_tokens) >= TELLING_TOKENS
+    ]
+    return statistics.median(rates) if len(rates) >= TELLING_TURNS else None
