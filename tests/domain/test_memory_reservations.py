@@ -492,3 +492,25 @@ def test_sizes_that_cannot_work_are_refused() -> None:
         check_size(read_wish(mps_memory_bytes=5), memory_bytes=12, accelerators=2)
     check_size(read_wish(mps_memory_bytes=6), memory_bytes=12, accelerators=2)
     check_size(ANYTHING, memory_bytes=0, accelerators=8)
+
+
+def test_host_memory_for_kv_counts_on_a_cpu_whose_memory_it_is_and_not_on_a_card() -> None:
+    terms = terms_of(
+        "torch",
+        {"kv_host_bytes": 3 * GIB},
+        digest="model",
+        parameter_count=GIB // 4,
+        weights_bytes=GIB,
+        needed_bytes=2 * GIB,
+    )
+    sizes = {"CPU": AcceleratorSize("cpu", 64 * GIB), "GPU": AcceleratorSize("cuda", 80 * GIB)}
+    held = [Holding(uuid, 2 * GIB, terms) for uuid in ("CPU", "CPU", "GPU")]
+    promised = tally(held, sizes)
+    assert promised["CPU"].reserved_bytes == GIB + 2 * (GIB + 3 * GIB), "weights once, the rest for each"
+    assert promised["GPU"].reserved_bytes == 2 * GIB
+    assert (
+        terms_of(
+            "vllm", {"kv_host_bytes": GIB}, digest="m", parameter_count=1, weights_bytes=1, needed_bytes=1
+        ).host_bytes
+        == 0
+    )

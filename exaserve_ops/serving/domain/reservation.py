@@ -44,6 +44,8 @@ class Terms:
     claimed_millionths: int = 0
     """Of an accelerator that is no CPU, this share is taken. 0: what is needed and no more."""
     mps: MpsShare | None = None
+    host_bytes: int = 0
+    """Memory of the machine that it takes beside its accelerator's; a CPU's is the same memory."""
 
     def copy_on(self, size: AcceleratorSize) -> tuple[str, int]:
         """Name and bytes of the copy that it shares on such an accelerator; an empty name: it shares none."""
@@ -63,7 +65,8 @@ class Terms:
             return max(self.claimed_bytes(size.total_bytes), needed_bytes)
         if self.mps is not None and self.mps.memory_bytes:
             return max(self.mps.memory_bytes, needed_bytes)
-        return needed_bytes - self.copy_on(size)[1]
+        beside = self.host_bytes if size.kind == CPU else 0
+        return needed_bytes - self.copy_on(size)[1] + beside
 
     def claimed_bytes(self, total_bytes: int) -> int:
         """The share of an accelerator of this size that the engine takes. Rounded down: shares add up."""

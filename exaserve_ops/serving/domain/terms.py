@@ -9,6 +9,7 @@ from exaserve_ops.serving.domain.engine_claims import default_share
 from exaserve_ops.serving.domain.engine_launch import (
     SGLANG,
     SHARE_OPTION,
+    TORCH,
     EngineLaunch,
     LaunchError,
     known_engine,
@@ -16,6 +17,7 @@ from exaserve_ops.serving.domain.engine_launch import (
 )
 from exaserve_ops.serving.domain.reservation import MARGIN_RATIO, Terms
 
+HOST_TIER_OPTION = "kv_host_bytes"
 _MILLION = 1_000_000
 _BESIDE_SGLANG_RATIO = 0.10
 """What SGLang takes beyond its share, which is weights and KV alone: activations and graphs."""
@@ -43,18 +45,26 @@ def terms_of(
     launch = _launch(engine, options)
     if launch is None:
         return Terms(mps=mps)
+    host_bytes = _host_bytes(engine, options)
     if engine in SHARE_OPTION:
         return Terms(claimed_millionths=_claimed_millionths(launch), mps=mps)
     dtype = launch.kv.model_dtype
     if not (launch.shares_weights and digest and dtype in _TYPE_BYTES) or accelerators > 1:
-        return Terms(mps=mps)
+        return Terms(mps=mps, host_bytes=host_bytes)
     parameters, size = parameter_count or 0, _TYPE_BYTES[dtype]
     on_card = weights_bytes if dtype in _AS_SAVED else parameters * size
     return Terms(
         *_copy(f"{digest}/{size}", parameters * size, needed_bytes),
         *_copy(f"{digest}/{dtype}", on_card, needed_bytes),
         mps=mps,
+        host_bytes=host_bytes,
     )
+
+
+def _host_bytes(engine: str, options: Mapping[str, object]) -> int:
+    """Host memory that KV blocks go to when they have to leave, beside the replica's own budget."""
+    told = options.get(HOST_TIER_OPTION) if engine == TORCH else None
+    return told if isinstance(told, int) and told > 0 else 0
 
 
 def _copy(name: str, copy_bytes: int, needed_bytes: int) -> tuple[str, int]:
