@@ -11,6 +11,8 @@ from exaserve_ops.sessions.domain.timeline import Stay, TurnMark
 BAR_WIDTH = 10
 STRIP_HEIGHT = 64
 _LEAST_BAR = 2.0
+_LEAST_TURNS = 20
+"""The strip is as wide as for so many, so that the bars of a few are no blocks."""
 SERIES = 6
 """Colours there are; more replicas than that begin again, and are told apart by their names."""
 
@@ -76,7 +78,7 @@ def describe_course(turns: Sequence[TurnMark], stays: Sequence[Stay], names: Map
         )
         for stay in reversed(stays)
     )
-    return Course(rows, stay_rows, max(1, len(turns)) * BAR_WIDTH, longest)
+    return Course(rows, stay_rows, max(_LEAST_TURNS, len(turns)) * BAR_WIDTH, longest)
 
 
 def _turn_row(
