@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help up venv venv-dev chromium sshd test lint format types fast cuda browser screenshots clean
+.PHONY: help up venv venv-dev chromium sshd test lint format types fast search outages cuda browser screenshots clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -66,6 +66,10 @@ fast: venv-dev ## The tests that need no stores, processes or browser.
 test: venv-dev chromium sshd lint types ## Everything: lint, contracts, types, then all tests.
 	@echo "== tests"
 	$(BIN)/python -m pytest -p tests.scheduling -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+search: venv-dev ## The tests that draw their examples, with examples never tried before.
+	@$(BIN)/python -m pytest $$(grep -rl "from hypothesis" tests --include="test_*.py") -n $(WORKERS) \
+		-p no:rerunfailures --hypothesis-profile="new examples" $(ARGS)
 
 outages: venv-dev ## Take stores, leaders and nodes away, and see the fleet come back: minutes.
 	@$(BIN)/python -m pytest -m outage tests/system $(ARGS)

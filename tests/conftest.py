@@ -9,9 +9,12 @@ import pytest
 import redis
 from hypothesis import HealthCheck, settings
 
-# How long one example takes says how busy the machine is; the limit of a whole test stands.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# How long one example takes says how busy the machine is; the limit of a whole test stands. Every run
+# tries the same examples, so that a change fails for what it changed; `make search` tries new ones.
+_ANY_MACHINE = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same examples", parent=_ANY_MACHINE, derandomize=True, database=None)
+settings.register_profile("new examples", parent=_ANY_MACHINE, print_blob=True)
+settings.load_profile("same examples")
 
 
 @pytest.fixture
