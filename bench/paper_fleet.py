@@ -34,6 +34,7 @@ from exaserve_ops.serving.domain.reports import HeartbeatReport
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.sessions.models import InferenceSession
 from workers.protocol import v1
+from workers.protocol.observed import AgentLiveness, ObservedState, ReplicaObserved, ReplicaTelemetry
 
 GIB = 1 << 30
 ACCELERATORS = 4
@@ -228,9 +229,9 @@ class Heartbeats:
             sequence=self._sequence,
             sent_at_seconds=clock.unix_seconds(),
             applied_revision=1,
-            liveness=v1.AgentLiveness(intake_age_seconds=0.1, reconcile_age_seconds=0.1),
+            liveness=AgentLiveness(intake_age_seconds=0.1, reconcile_age_seconds=0.1),
             replicas=tuple(
-                v1.ReplicaObserved(replica_id=pk, generation=1, state=v1.ObservedState.READY, telemetry=load)
+                ReplicaObserved(replica_id=pk, generation=1, state=ObservedState.READY, telemetry=load)
                 for pk, load in loads.items()
             ),
         )
@@ -249,12 +250,12 @@ class Heartbeats:
             encoded=msgspec.msgpack.encode(sent),
         )
 
-    def _load(self, number: int) -> v1.ReplicaTelemetry:
+    def _load(self, number: int) -> ReplicaTelemetry:
         """A slow wave over the fleet, other values for each replica each second."""
         wave = 0.5 + 0.5 * math.sin(self._sequence / _PERIOD_SECONDS + number / 97.0)
         ripple = 0.5 + 0.5 * math.sin(self._sequence * 1.7 + number * 2.3)
         used = min(1.0, 0.15 + 0.6 * wave + 0.25 * ripple)
-        return v1.ReplicaTelemetry(
+        return ReplicaTelemetry(
             window_seconds=30.0,
             kv_total_blocks=4096,
             kv_used_ratio=used,

@@ -14,6 +14,7 @@ from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.sessions.domain.moves import MoveOrder
 from workers.protocol import digests, names, v1
+from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
 COMMAND_SECONDS = 60.0
 """How long a command is worth taking in; the wish is sent again long before that is a loss."""
@@ -169,18 +170,18 @@ def _new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _spec(wanted: WantedReplica) -> v1.ReplicaSpec:
-    return v1.ReplicaSpec(
+def _spec(wanted: WantedReplica) -> ReplicaSpec:
+    return ReplicaSpec(
         replica_id=wanted.replica_id,
         deployment=wanted.deployment,
         generation=wanted.generation,
-        wanted=v1.WantedState(wanted.wanted),
-        model=v1.ModelRef(
+        wanted=WantedState(wanted.wanted),
+        model=ModelRef(
             name=wanted.model_name,
             digest=wanted.model_digest,
             source=wanted.model_source,
             files=tuple(
-                v1.ModelFile(path=path, size_bytes=size, sha256=digest)
+                ModelFile(path=path, size_bytes=size, sha256=digest)
                 for path, size, digest in wanted.model_files
             ),
         ),
@@ -195,7 +196,7 @@ def _spec(wanted: WantedReplica) -> v1.ReplicaSpec:
     )
 
 
-def _mps_limits(share: MpsShare | None) -> v1.MpsLimits | None:
+def _mps_limits(share: MpsShare | None) -> MpsLimits | None:
     if share is None:
         return None
-    return v1.MpsLimits(thread_percent=share.thread_percent, memory_bytes=share.memory_bytes)
+    return MpsLimits(thread_percent=share.thread_percent, memory_bytes=share.memory_bytes)

@@ -14,7 +14,9 @@ from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link
 from exaserve_ops.serving.domain import reports
 from exaserve_ops.serving.domain.kv_pools import PoolFacts
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica, ReplicaLoad
-from workers.protocol import kv_pools, names, v1
+from workers.protocol import hardware, kv_pools, names, v1
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.observed import ExitInfo, ReplicaObserved, ReplicaTelemetry
 
 GROUP = "ingest"
 ABANDONED_MILLISECONDS = 10_000
@@ -156,7 +158,7 @@ def describe_kv(encoded: bytes) -> dict[str, Any]:
     }
 
 
-def _describe_kv_load(load: v1.ReplicaTelemetry) -> dict[str, Any]:
+def _describe_kv_load(load: ReplicaTelemetry) -> dict[str, Any]:
     return {
         "total_blocks": load.kv_total_blocks,
         "used_ratio": load.kv_used_ratio,
@@ -171,15 +173,15 @@ def _describe_kv_load(load: v1.ReplicaTelemetry) -> dict[str, Any]:
     }
 
 
-def _describe_tiers(load: v1.ReplicaTelemetry) -> list[dict[str, Any]]:
+def _describe_tiers(load: ReplicaTelemetry) -> list[dict[str, Any]]:
     return [msgspec.structs.asdict(tier) for tier in load.kv_tiers]
 
 
-def _describe_swaps(load: v1.ReplicaTelemetry) -> dict[str, Any] | None:
+def _describe_swaps(load: ReplicaTelemetry) -> dict[str, Any] | None:
     return None if load.kv_swaps is None else msgspec.structs.asdict(load.kv_swaps)
 
 
-def _describe_load(load: v1.ReplicaTelemetry) -> dict[str, Any]:
+def _describe_load(load: ReplicaTelemetry) -> dict[str, Any]:
     """All of it; structs inside become plain values, too, as JSON needs them."""
     plain = {"kv_tiers": _describe_tiers(load), "kv_swaps": _describe_swaps(load)}
     return msgspec.structs.asdict(load) | plain
@@ -205,7 +207,7 @@ def _describe_pool(pool: kv_pools.KvPool) -> dict[str, Any]:
     }
 
 
-def _describe_replica(seen: v1.ReplicaObserved) -> dict[str, Any]:
+def _describe_replica(seen: ReplicaObserved) -> dict[str, Any]:
     return {
         "state": seen.state.value,
         "active_requests": seen.active_requests,
@@ -263,7 +265,7 @@ def _node_facts(hello: v1.Hello) -> NodeFacts:
     )
 
 
-def _accelerator(found: v1.AcceleratorInfo, *, split: bool) -> AcceleratorFacts:
+def _accelerator(found: AcceleratorInfo, *, split: bool) -> AcceleratorFacts:
     return AcceleratorFacts(
         uuid=found.uuid,
         kind=found.kind,
@@ -284,7 +286,7 @@ def _accelerator(found: v1.AcceleratorInfo, *, split: bool) -> AcceleratorFacts:
     )
 
 
-def _topology(told: v1.Topology | None) -> Topology | None:
+def _topology(told: hardware.Topology | None) -> Topology | None:
     if told is None:
         return None
     return Topology(
@@ -312,7 +314,7 @@ def _heartbeat(beat: v1.Heartbeat, encoded: bytes) -> reports.HeartbeatReport:
     )
 
 
-def _replica(seen: v1.ReplicaObserved) -> ObservedReplica:
+def _replica(seen: ReplicaObserved) -> ObservedReplica:
     # By position: this is most of what translating a heartbeat costs.
     return ObservedReplica(
         seen.replica_id,
@@ -336,7 +338,7 @@ def _replica(seen: v1.ReplicaObserved) -> ObservedReplica:
     )
 
 
-def _exit(ended: v1.ExitInfo) -> ObservedExit:
+def _exit(ended: ExitInfo) -> ObservedExit:
     return ObservedExit(
         ended.attempt, ended.code, ended.signal, ended.duration_seconds, ended.log_tail, ended.why
     )

@@ -15,7 +15,7 @@ from exaserve_ops.adapters.store_users import RedisStoreUsers
 from tests.fakes.node import Node, make_home, make_spec, wait_for
 from tests.fakes.valkey import running_valkey
 from workers.protocol import digests, store_user, v1
-from workers.protocol.v1 import ObservedState
+from workers.protocol.observed import ObservedState
 
 TCP_LISTEN = "0A"
 NODE_SECRETS = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY")

@@ -26,6 +26,7 @@ from workers.engines.base import EngineSample
 from workers.probes.accelerators import cpu_accelerator, discover
 from workers.probes.host import HostProbe
 from workers.protocol import v1
+from workers.protocol.wish import ReplicaSpec
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def desk(tmp_path: Path, journal: Journal) -> Desk:
     return Desk(tmp_path / "home", journal)
 
 
-def desired(number: int, *specs: v1.ReplicaSpec, epoch: int = 1, revision: int = 1) -> v1.ApplyDesired:
+def desired(number: int, *specs: ReplicaSpec, epoch: int = 1, revision: int = 1) -> v1.ApplyDesired:
     return v1.ApplyDesired(
         command_id=f"c-{number}",
         lease_epoch=epoch,

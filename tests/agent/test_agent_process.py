@@ -18,7 +18,7 @@ from tests.fakes.valkey import Valkey, running_valkey
 from workers.agent import processes
 from workers.agent.intake_wire import ENV_AGENT_PID, ENV_HOME
 from workers.protocol import v1
-from workers.protocol.v1 import ObservedState
+from workers.protocol.observed import ObservedState
 
 
 @pytest.fixture

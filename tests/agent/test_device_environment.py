@@ -21,7 +21,9 @@ from workers.agent.memory import find_unseen
 from workers.agent.supervisor import launch_digest
 from workers.engines.base import EngineAdapter
 from workers.probes.accelerators import AcceleratorProbe
-from workers.protocol.v1 import AcceleratorInfo, MpsLimits, ObservedState, ReplicaObserved
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.observed import ObservedState, ReplicaObserved
+from workers.protocol.wish import MpsLimits
 
 ADAPTERS = pytest.mark.parametrize("adapter", [TinyAdapter(), ForkedTinyAdapter()], ids=["program", "forked"])
 

@@ -20,7 +20,9 @@ from workers.agent.holders import DeviceHolders, HolderState
 from workers.engines.base import EngineOptions, Launch, LaunchContext
 from workers.kv.cuda_driver import CudaDriver
 from workers.kv.pool import NodePools, pools_folder
-from workers.protocol.v1 import AcceleratorInfo, MpsLimits, ObservedState
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.observed import ObservedState
+from workers.protocol.wish import MpsLimits
 
 GPU = "GPU-00000000-0000-0000-0000-000000000001"
 SEES = {"CUDA_VISIBLE_DEVICES": GPU}

@@ -17,6 +17,7 @@ from workers.agent import processes
 from workers.agent.leftovers import Leftovers
 from workers.agent.processes import LaunchLabel, clean_environment
 from workers.protocol import v1
+from workers.protocol.observed import UnknownProcess
 
 NODE = "11111111-2222-4333-8444-555555555555"
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
@@ -107,7 +108,7 @@ def test_left_over_that_lost_its_label_is_known_by_its_log_and_killed_if_deaf(
 def test_stranger_is_told_apart_and_never_ended(desk: Desk, tmp_path: Path) -> None:
     pid = desk.start(SLEEP, env={"PATH": os.environ["PATH"]}, log=tmp_path / "own.log")
     assert "not provably ours" in desk.ask(pid)
-    told = desk.leftovers.describe(v1.UnknownProcess(pid=pid, accelerator_uuid="GPU-1", memory_bytes=5))
+    told = desk.leftovers.describe(UnknownProcess(pid=pid, accelerator_uuid="GPU-1", memory_bytes=5))
     assert told is not None
     assert (told.left_over, told.memory_bytes, told.accelerator_uuid) == (False, 5, "GPU-1")
     assert "somebody else started it" in told.origin
@@ -138,7 +139,7 @@ def test_part_of_a_replica_that_goes_on_is_neither_shown_nor_ended(desk: Desk, t
     pid = desk.start(SLEEP, env=ours(tmp_path), log=tmp_path / "own.log")
     desk.open = {("r-1", 3)}
     assert "belongs to a replica that goes on" in desk.ask(pid)
-    assert desk.leftovers.describe(v1.UnknownProcess(pid=pid)) is None
+    assert desk.leftovers.describe(UnknownProcess(pid=pid)) is None
     assert desk.children[0].poll() is None
 
 

@@ -12,7 +12,7 @@ import pytest
 from workers.agent.facts import ModelCheck
 from workers.agent.journal import Journal
 from workers.agent.model_files import ModelVerifier
-from workers.protocol.v1 import ModelFile, ModelRef
+from workers.protocol.wish import ModelFile, ModelRef
 
 CONTENT = b"weights" * 1000
 

@@ -18,8 +18,7 @@ import pytest
 from tests.fakes.node import Node, make_home, make_spec, wait_for
 from tests.fakes.valkey import Valkey, running_valkey
 from workers.agent import processes
-from workers.protocol import v1
-from workers.protocol.v1 import ObservedState
+from workers.protocol.observed import ObservedState, ReplicaObserved
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -124,5 +123,5 @@ def test_replica_that_ran_when_the_machine_went_down_is_started_again_and_blamed
     assert healed.last_exit.signal == signal.SIGKILL
 
 
-def first_sight(node: Node, replica_id: str) -> v1.ReplicaObserved:
+def first_sight(node: Node, replica_id: str) -> ReplicaObserved:
     return wait_for(lambda: node.replica(replica_id), "the agent's first word of the replica")

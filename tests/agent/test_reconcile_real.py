@@ -27,7 +27,8 @@ from workers.agent.processes import LaunchLabel
 from workers.agent.reconcile import ReconcileLoop
 from workers.engines.base import EngineOptions, Launch, LaunchContext
 from workers.protocol import names
-from workers.protocol.v1 import ModelFile, ModelRef, ObservedState, ReplicaObserved, WantedState
+from workers.protocol.observed import ObservedState, ReplicaObserved
+from workers.protocol.wish import ModelFile, ModelRef, WantedState
 
 
 @pytest.fixture

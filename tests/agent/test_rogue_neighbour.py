@@ -22,7 +22,8 @@ from workers.engines.torch_engine.config import read_model_config
 from workers.engines.torch_engine.kv_pool import layout_of
 from workers.protocol import digests, v1
 from workers.protocol.kv_pools import KvPool, KvPoolMember
-from workers.protocol.v1 import ObservedState, ReplicaObserved
+from workers.protocol.observed import ObservedState, ReplicaObserved
+from workers.protocol.wish import ModelRef
 
 SCRIPT = Path(__file__).parents[1] / "fakes" / "rogue_agent.py"
 BLOCKS = 64
@@ -53,7 +54,7 @@ class Neighbours:
         self.node = node
         self.deed_file = folder / "deed"
         make_demo_model(folder / "model")
-        model = v1.ModelRef(name="demo", digest="sha256:demo", source=f"file://{folder / 'model'}")
+        model = ModelRef(name="demo", digest="sha256:demo", source=f"file://{folder / 'model'}")
         layout = layout_of(read_model_config(folder / "model"), torch.float32)
         victim = make_spec(
             "victim", model=model, engine="torch",

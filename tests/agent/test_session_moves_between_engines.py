@@ -17,7 +17,8 @@ from tests.fakes.valkey import running_valkey
 from workers.agent import processes
 from workers.engines.demo_model import make_demo_model
 from workers.protocol import digests, v1
-from workers.protocol.v1 import ObservedState
+from workers.protocol.observed import ObservedState
+from workers.protocol.wish import ModelRef
 
 SCRIPT = Path(__file__).parents[1] / "fakes" / "rogue_agent.py"
 PATIENCE_SECONDS = 60.0
@@ -31,7 +32,7 @@ class Pair:
     def __init__(self, node: Node, folder: Path) -> None:
         self.node = node
         make_demo_model(folder / "model")
-        model = v1.ModelRef(name="demo", digest="sha256:demo", source=f"file://{folder / 'model'}")
+        model = ModelRef(name="demo", digest="sha256:demo", source=f"file://{folder / 'model'}")
         options = {"num_blocks": 128, "threads": 1, "dtype": "float32"}
         node.wish(
             *(

@@ -16,7 +16,7 @@ from tests.fakes.local_node import LocalNode
 from tests.fakes.node import make_spec
 from workers.agent.supervisor import Policy
 from workers.engines.simulated import SimulatedAdapter
-from workers.protocol.v1 import ObservedState
+from workers.protocol.observed import ObservedState
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from workers.agent.progress import LONGEST_GAP_SECONDS, Progress, look
 from workers.agent.scraper import _told
 from workers.agent.supervisor import launch_digest, plan
 from workers.engines.base import EngineSample
-from workers.protocol.v1 import AcceleratorInfo, ObservedState, UnknownProcess
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.observed import ObservedState, UnknownProcess
 
 POLICY = Policy()
 

@@ -22,7 +22,8 @@ from tests.fakes.valkey import Valkey, running_valkey
 from workers.agent.credential import take_own_user
 from workers.agent.home import Home
 from workers.protocol import digests, names, pulse, store_user, v1
-from workers.protocol.v1 import ObservedState
+from workers.protocol.observed import ObservedState
+from workers.protocol.wish import WantedState
 
 OTHER = str(uuid.uuid4())
 
@@ -91,7 +92,7 @@ def test_whole_life_of_an_agent_meets_no_refusal(node: Node, valkey: Valkey) -> 
     node.send(tail)
     wait_for(lambda: node.all(v1.LogChunk), "log lines")
     wait_for(lambda: valkey.client().exists(pulse.key_of(node.node_id)), "a pulse")
-    node.wish(make_spec("r1", generation=2, wanted=v1.WantedState.STOP))
+    node.wish(make_spec("r1", generation=2, wanted=WantedState.STOP))
     node.wait_state("r1", ObservedState.STOPPED)
     node.signal(signal.SIGTERM)
     node.start()

@@ -28,7 +28,8 @@ from workers.agent.supervisor import (
     merge_wish,
     plan,
 )
-from workers.protocol.v1 import ObservedState, ReplicaSpec, WantedState
+from workers.protocol.observed import ObservedState
+from workers.protocol.wish import ReplicaSpec, WantedState
 
 POLICY = Policy(crash_limit=4, stop_grace_seconds=3.0, stable_seconds=20.0)
 STEP = 0.5

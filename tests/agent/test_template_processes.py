@@ -19,7 +19,8 @@ from workers.agent import processes
 from workers.agent.config import AgentConfig
 from workers.agent.processes import LaunchLabel
 from workers.protocol import names
-from workers.protocol.v1 import ModelRef, ObservedState, ReplicaObserved, ReplicaSpec, WantedState
+from workers.protocol.observed import ObservedState, ReplicaObserved
+from workers.protocol.wish import ModelRef, ReplicaSpec, WantedState
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import cast
 
 from exaserve_ops.controllers.feedback import LOOK_SECONDS, Feedback
 from exaserve_ops.serving.domain.observed import ObservedReplica, ReplicaLoad
-from workers.protocol.v1 import ReplicaTelemetry
+from workers.protocol.observed import ReplicaTelemetry
 
 DEPLOYMENTS = {"a": "chat", "b": "chat", "c": "code"}
 

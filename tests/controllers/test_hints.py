@@ -15,6 +15,7 @@ from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
 from tests.fakes.node import wait_for
 from workers.protocol import v1
+from workers.protocol.observed import ObservedState
 
 pytestmark = pytest.mark.django_db
 
@@ -60,13 +61,13 @@ def test_agent_is_told_to_forget_an_ended_replica_until_it_has_forgotten_it(
     leader.work()
     replica = Replica.objects.get()
     node.commands()
-    node.beat(seen(replica, v1.ObservedState.READY))
+    node.beat(seen(replica, ObservedState.READY))
     leader.work()
     scale_deployment(deployment.pk, replicas=0, actor="user:test", now=clock.now())
     leader.work()
     node.commands()
     for _ in range(3):
-        node.beat(seen(replica, v1.ObservedState.STOPPED))
+        node.beat(seen(replica, ObservedState.STOPPED))
         leader.work()
         told = [c.replica_ids for c in node.commands() if isinstance(c, v1.ForgetReplica)]
         assert told == [(str(replica.pk),)]

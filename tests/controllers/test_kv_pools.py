@@ -22,6 +22,7 @@ from tests.fakes.fleet import NOW, ScriptedNode, make_deployment, seen
 from tests.fakes.kv_pools import pool_of
 from tests.fakes.leader import Leader, leading
 from workers.protocol import v1
+from workers.protocol.observed import ObservedState, ReplicaTelemetry
 
 pytestmark = pytest.mark.django_db
 AT_ONCE = WatchPolicy(short_seconds=0, enough_seconds=0, thrash_seconds=0, calm_seconds=0)
@@ -58,9 +59,9 @@ def told() -> list[tuple[str, str]]:
 
 
 def beat(leader: Leader, node: ScriptedNode, replica: Replica, thrash: str = "", **facts: Any) -> None:
-    telemetry = v1.ReplicaTelemetry(window_seconds=10.0, kv_thrash_reason=thrash)
+    telemetry = ReplicaTelemetry(window_seconds=10.0, kv_thrash_reason=thrash)
     node.beat(
-        seen(replica, v1.ObservedState.READY, telemetry=telemetry),
+        seen(replica, ObservedState.READY, telemetry=telemetry),
         kv_pools=(pool_of(str(replica.pk), **facts),),
     )
     leader.work()

@@ -28,8 +28,16 @@ from exaserve_ops.telemetry.domain.frames import METRICS, MISSING, STALE, decode
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, key_of, leading
 from workers.protocol import names, v1
+from workers.protocol.observed import (
+    AgentLiveness,
+    ExitInfo,
+    ObservedState,
+    ReplicaObserved,
+    ReplicaTelemetry,
+)
+from workers.protocol.wish import WantedState
 
-State = v1.ObservedState
+State = ObservedState
 
 pytestmark = pytest.mark.django_db
 
@@ -115,7 +123,7 @@ def test_a_killed_engine_leaves_an_event_with_its_signal_and_its_last_lines(
     leader: Leader, node: ScriptedNode
 ) -> None:
     [replica] = bring_up(leader, node, make_deployment(replicas=1))
-    ended = v1.ExitInfo(attempt=1, signal=9, duration_seconds=12.34, log_tail=("last words",))
+    ended = ExitInfo(attempt=1, signal=9, duration_seconds=12.34, log_tail=("last words",))
     node.beat(seen(replica, State.BACKING_OFF, last_exit=ended, reason="next attempt in 1 s"))
     leader.work()
     replica.refresh_from_db()
@@ -154,7 +162,7 @@ def test_a_stopped_replica_is_final_and_its_agent_is_told_to_forget_it(
     leader.work()
     replica.refresh_from_db()
     [wish] = wishes(node.commands())[-1:]
-    assert wish.replicas[0].wanted is v1.WantedState.DRAIN
+    assert wish.replicas[0].wanted is WantedState.DRAIN
     node.beat(seen(replica, State.STOPPED))
     leader.work()
     replica.refresh_from_db()
@@ -216,7 +224,7 @@ def test_a_forged_or_strange_report_is_dropped_and_the_next_one_read(
         sequence=10_000,
         sent_at_seconds=0.0,
         applied_revision=0,
-        liveness=v1.AgentLiveness(),
+        liveness=AgentLiveness(),
     )
     node._send(beat, key=b"k" * 32)
     node.beat()
@@ -230,7 +238,7 @@ def test_one_sighting_that_cannot_be_recorded_does_not_keep_the_others(
     leader: Leader, node: ScriptedNode
 ) -> None:
     replicas = bring_up(leader, node, make_deployment(replicas=2))
-    broken = v1.ReplicaObserved(replica_id="no uuid", generation=1, state=State.READY)
+    broken = ReplicaObserved(replica_id="no uuid", generation=1, state=State.READY)
     twin_address = seen(replicas[0], State.LOADING, attempt=2, address="127.0.0.1:41001")
     node.beat(broken, twin_address, seen(replicas[1], State.BACKING_OFF, attempt=3, address=""))
     leader.work()
@@ -239,7 +247,7 @@ def test_one_sighting_that_cannot_be_recorded_does_not_keep_the_others(
 
 
 def test_standing_parts_of_an_agent_show_on_its_node(leader: Leader, node: ScriptedNode) -> None:
-    node.beat(liveness=v1.AgentLiveness(intake_age_seconds=300.0, reconcile_age_seconds=0.1))
+    node.beat(liveness=AgentLiveness(intake_age_seconds=300.0, reconcile_age_seconds=0.1))
     leader.work()
     row = Node.objects.get(pk=node.node_id)
     assert row.commands_stale_since is not None
@@ -297,9 +305,9 @@ def test_the_picture_tells_missing_stale_and_zero_apart(
 ) -> None:
     replicas = bring_up(leader, node, make_deployment(replicas=3))
     loads: list[dict[str, Any]] = [
-        {"telemetry": v1.ReplicaTelemetry(window_seconds=10, kv_used_ratio=0.0, kv_total_blocks=100)},
-        {"telemetry": v1.ReplicaTelemetry(window_seconds=10, age_seconds=60.0, kv_used_ratio=0.5)},
-        {"telemetry": v1.ReplicaTelemetry(window_seconds=10, requests_waiting=3)},
+        {"telemetry": ReplicaTelemetry(window_seconds=10, kv_used_ratio=0.0, kv_total_blocks=100)},
+        {"telemetry": ReplicaTelemetry(window_seconds=10, age_seconds=60.0, kv_used_ratio=0.5)},
+        {"telemetry": ReplicaTelemetry(window_seconds=10, requests_waiting=3)},
     ]
     ordered = sorted(replicas, key=lambda r: r.name)
     node.beat(

@@ -29,6 +29,13 @@ from tests.fakes.fleet import ScriptedNode
 from tests.fakes.kv_pools import load_of
 from tests.fakes.leader import Leader, leading
 from workers.protocol import names, v1
+from workers.protocol.observed import (
+    AgentLiveness,
+    HostTelemetry,
+    ObservedState,
+    ReplicaObserved,
+    ReplicaTelemetry,
+)
 
 NODE = "6c1e6f0a-0000-4000-8000-000000000001"
 KEY = b"k" * 32
@@ -150,7 +157,7 @@ def test_record_is_read_again_only_after_something_happened(db: None) -> None:  
 
 
 def test_load_is_what_the_protocol_calls_telemetry() -> None:
-    load, telemetry = get_type_hints(ReplicaLoad), get_type_hints(v1.ReplicaTelemetry)
+    load, telemetry = get_type_hints(ReplicaLoad), get_type_hints(ReplicaTelemetry)
     assert load
     assert {name: telemetry.get(name) for name in load} == load
 
@@ -158,7 +165,7 @@ def test_load_is_what_the_protocol_calls_telemetry() -> None:
 ratios = st.none() | st.floats(0.0, 1.0)
 counts = st.none() | st.integers(0, 1 << 40)
 telemetry = st.none() | st.builds(
-    v1.ReplicaTelemetry,
+    ReplicaTelemetry,
     window_seconds=st.just(10.0),
     requests_running=counts,
     requests_waiting=counts,
@@ -168,7 +175,7 @@ telemetry = st.none() | st.builds(
 )
 
 
-def make_beat(*loads: v1.ReplicaTelemetry | None) -> v1.Heartbeat:
+def make_beat(*loads: ReplicaTelemetry | None) -> v1.Heartbeat:
     return v1.Heartbeat(
         node_id=NODE,
         boot_id="boot",
@@ -176,12 +183,10 @@ def make_beat(*loads: v1.ReplicaTelemetry | None) -> v1.Heartbeat:
         sequence=7,
         sent_at_seconds=5.0,
         applied_revision=3,
-        liveness=v1.AgentLiveness(),
-        host=v1.HostTelemetry(load1=0.5),
+        liveness=AgentLiveness(),
+        host=HostTelemetry(load1=0.5),
         replicas=tuple(
-            v1.ReplicaObserved(
-                replica_id=str(uuid4()), generation=1, state=v1.ObservedState.READY, telemetry=load
-            )
+            ReplicaObserved(replica_id=str(uuid4()), generation=1, state=ObservedState.READY, telemetry=load)
             for load in loads
         ),
     )
@@ -190,7 +195,7 @@ def make_beat(*loads: v1.ReplicaTelemetry | None) -> v1.Heartbeat:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(telemetry, max_size=5))
 def test_gateways_and_pages_are_told_exactly_what_the_agent_said(
-    redis_client: redis.Redis, loads: list[v1.ReplicaTelemetry | None]
+    redis_client: redis.Redis, loads: list[ReplicaTelemetry | None]
 ) -> None:
     said = make_beat(*loads)
     encoded = v1.open_envelope(v1.encode_report(said, node_id=NODE, node_key=KEY)).body

@@ -27,6 +27,7 @@ from exaserve_ops.sessions.services.relocations import ask_move, delete_relocati
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
 from workers.protocol import digests, v1
+from workers.protocol.observed import ObservedState
 
 pytestmark = pytest.mark.django_db
 SESSION = "a conversation"
@@ -103,7 +104,7 @@ def world(redis_client: redis.Redis) -> Iterator[World]:
         by_node = {UUID(node.node_id): node for node in nodes}
         for replica in Replica.objects.filter(deployment=deployment):
             assert replica.node_id is not None
-            ready = seen(replica, v1.ObservedState.READY)
+            ready = seen(replica, ObservedState.READY)
             by_node[replica.node_id].beat(ready)
         leader.work()
         source, target = Replica.objects.filter(deployment=deployment, status="ready").order_by("name")

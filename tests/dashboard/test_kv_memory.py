@@ -25,7 +25,7 @@ from exaserve_ops.sessions.models import InferenceSession
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.kv_pools import load_of, member_of, pool_of, told_by
 from tests.fakes.world import NOW, make_deployment, make_node, make_user
-from workers.protocol import v1
+from workers.protocol.observed import ReplicaTelemetry
 
 pytestmark = pytest.mark.django_db
 
@@ -44,7 +44,7 @@ def replica(node: Node) -> Replica:
     return made
 
 
-def told_of(replica: Replica, load: v1.ReplicaTelemetry | None = None, **facts: Any) -> dict[str, Any]:
+def told_of(replica: Replica, load: ReplicaTelemetry | None = None, **facts: Any) -> dict[str, Any]:
     loads = {str(replica.pk): load} if load is not None else {}
     return told_by(pool_of(str(replica.pk), **facts), loads=loads)
 

@@ -19,14 +19,15 @@ from tests.fakes.fleet import ScriptedNode
 from tests.fakes.leader import Leader, leading
 from tests.fakes.world import client_with_key, make_user
 from workers.protocol import v1
+from workers.protocol.observed import UnknownProcess
 
 pytestmark = pytest.mark.django_db
 
-LEFT = v1.UnknownProcess(
+LEFT = UnknownProcess(
     pid=4711, start_ticks=77, memory_bytes=1 << 30, command="engine", user="ops", left_over=True,
     accelerator_uuid="GPU-1", replica_id="r-1", origin="its output goes to that attempt's log",
 )  # fmt: skip
-STRANGER = v1.UnknownProcess(pid=4712, start_ticks=78, command="game", origin="somebody else started it")
+STRANGER = UnknownProcess(pid=4712, start_ticks=78, command="game", origin="somebody else started it")
 
 
 @pytest.fixture

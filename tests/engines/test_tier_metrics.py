@@ -13,7 +13,7 @@ from workers.engines.own_launch import parse_own_metrics
 from workers.engines.torch_adapter import TorchAdapter
 from workers.engines.windows import measure_window
 from workers.kv.tiers.ports import Swapped, TierFacts, TierUse
-from workers.protocol import v1
+from workers.protocol.observed import KvSwaps, KvTier
 
 REASON = 'half of what came in "left" again'
 
@@ -46,11 +46,11 @@ def test_all_of_the_tiers_reaches_telemetry() -> None:
     assert sample.kv_total_blocks == 20  # those that wait elsewhere are not among them
     telemetry = measure_window(None, sample, seconds=0.0)
     assert telemetry.kv_tiers == (
-        v1.KvTier(name="accelerator", used_blocks=10, capacity_blocks=20),
-        v1.KvTier(name="host", used_blocks=10, capacity_blocks=40),
-        v1.KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="No space left"),
+        KvTier(name="accelerator", used_blocks=10, capacity_blocks=20),
+        KvTier(name="host", used_blocks=10, capacity_blocks=40),
+        KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="No space left"),
     )
-    assert telemetry.kv_swaps == v1.KvSwaps(
+    assert telemetry.kv_swaps == KvSwaps(
         blocks_in=7,
         blocks_out=11,
         bytes_in=700,

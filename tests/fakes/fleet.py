@@ -15,6 +15,8 @@ from exaserve_ops.inventory.models import FailureDomain, Node
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment
 from workers.protocol import digests, names, v1
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.observed import AgentLiveness, ObservedState, ReplicaObserved
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 FLEET_SECRET = b"s" * 32
@@ -42,7 +44,7 @@ class ScriptedNode:
         return digests.node_key(FLEET_SECRET, self.node_id, 1)
 
     def say_hello(self) -> None:
-        accelerator = v1.AcceleratorInfo(
+        accelerator = AcceleratorInfo(
             uuid=f"CPU-{self.node_id}", kind="cpu", name="cpu", memory_bytes=self.accelerator_bytes
         )
         self._send(
@@ -59,7 +61,7 @@ class ScriptedNode:
             )
         )
 
-    def beat(self, *replicas: v1.ReplicaObserved, **changes: Any) -> None:
+    def beat(self, *replicas: ReplicaObserved, **changes: Any) -> None:
         self.sequence += 1
         fields: dict[str, Any] = {
             "node_id": self.node_id,
@@ -68,7 +70,7 @@ class ScriptedNode:
             "sequence": self.sequence,
             "sent_at_seconds": NOW.timestamp(),
             "applied_revision": 1,
-            "liveness": v1.AgentLiveness(intake_age_seconds=1.0, reconcile_age_seconds=0.1),
+            "liveness": AgentLiveness(intake_age_seconds=1.0, reconcile_age_seconds=0.1),
             "replicas": replicas,
         }
         self._send(v1.Heartbeat(**(fields | changes)))
@@ -104,9 +106,9 @@ def make_deployment(*, replicas: int = 2, name: str = "chat", now: datetime = NO
     return create_deployment(wish, actor="user:test", now=now)
 
 
-def seen(replica: Any, state: v1.ObservedState, **changes: Any) -> v1.ReplicaObserved:
+def seen(replica: Any, state: ObservedState, **changes: Any) -> ReplicaObserved:
     """A sighting of a recorded replica."""
     fields = {"replica_id": str(replica.pk), "generation": replica.generation, "state": state, "attempt": 1}
-    if state == v1.ObservedState.READY:
+    if state == ObservedState.READY:
         fields |= {"address": "127.0.0.1:41000", "ports": (41000,), "pid": 4242}
-    return v1.ReplicaObserved(**(fields | changes))
+    return ReplicaObserved(**(fields | changes))

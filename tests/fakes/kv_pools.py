@@ -10,6 +10,14 @@ import msgspec
 from exaserve_ops.adapters.reports import describe_kv
 from workers.protocol import v1
 from workers.protocol.kv_pools import KvPool, KvPoolMember, MapCell, pack_map
+from workers.protocol.observed import (
+    AgentLiveness,
+    KvSwaps,
+    KvTier,
+    ObservedState,
+    ReplicaObserved,
+    ReplicaTelemetry,
+)
 
 _POOL_FIELDS = ("damaged_blocks", "reclaimed_extents", "free_blocks", "fragmentation_ratio", "map")
 
@@ -33,17 +41,17 @@ def pool_of(replica_id: str, **facts: Any) -> KvPool:
     return KvPool(**(fields | pool))
 
 
-Loads = Mapping[str, v1.ReplicaTelemetry]
+Loads = Mapping[str, ReplicaTelemetry]
 
 
 def beat_with(*pools: KvPool, loads: Loads | None = None, sequence: int = 1) -> bytes:
     """A heartbeat as its agent encoded it; `loads` by replica id."""
     beat = v1.Heartbeat(
         node_id="n", boot_id="b", lease_epoch=1, sequence=sequence, sent_at_seconds=0.0, applied_revision=1,
-        liveness=v1.AgentLiveness(),
+        liveness=AgentLiveness(),
         replicas=tuple(
-            v1.ReplicaObserved(
-                replica_id=name, generation=1, state=v1.ObservedState.READY, telemetry=load
+            ReplicaObserved(
+                replica_id=name, generation=1, state=ObservedState.READY, telemetry=load
             )
             for name, load in (loads or {}).items()
         ),
@@ -57,7 +65,7 @@ def told_by(*pools: KvPool, loads: Loads | None = None) -> dict[str, Any]:
     return {"received_at": 9.0, "sequence": 1, **describe_kv(beat_with(*pools, loads=loads))}
 
 
-def load_of(**facts: Any) -> v1.ReplicaTelemetry:
+def load_of(**facts: Any) -> ReplicaTelemetry:
     """What an engine with tiers says."""
     fields: dict[str, Any] = {
         "window_seconds": 10.0,
@@ -71,13 +79,13 @@ def load_of(**facts: Any) -> v1.ReplicaTelemetry:
             "no_shared_prefix": 250.0, "shorter_than_a_block": 50.0, "evicted": 100.0
         },
         "kv_tiers": (
-            v1.KvTier(name="accelerator", used_blocks=24, capacity_blocks=64),
-            v1.KvTier(name="host", used_blocks=96, capacity_blocks=128),
-            v1.KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="the disk is full"),
+            KvTier(name="accelerator", used_blocks=24, capacity_blocks=64),
+            KvTier(name="host", used_blocks=96, capacity_blocks=128),
+            KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="the disk is full"),
         ),
-        "kv_swaps": v1.KvSwaps(blocks_in=12, blocks_out=34, fetch_waits=5, checksum_failures=1),
+        "kv_swaps": KvSwaps(blocks_in=12, blocks_out=34, fetch_waits=5, checksum_failures=1),
     }  # fmt: skip
-    return v1.ReplicaTelemetry(**(fields | facts))
+    return ReplicaTelemetry(**(fields | facts))
 
 
 def member_of(replica_id: str, **facts: Any) -> KvPoolMember:

@@ -18,7 +18,8 @@ from workers.agent.stopping import stop_replicas
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Policy
 from workers.engines.base import EngineAdapter
-from workers.protocol.v1 import ObservedState, ReplicaObserved, ReplicaSpec
+from workers.protocol.observed import ObservedState, ReplicaObserved
+from workers.protocol.wish import ReplicaSpec
 
 
 class LocalNode:

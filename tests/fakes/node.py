@@ -20,6 +20,8 @@ from tests.fakes.valkey import Valkey
 from workers.agent.home import Home, Identity
 from workers.agent.redis_link import kombu_url
 from workers.protocol import digests, names, v1
+from workers.protocol.observed import ObservedState, ReplicaObserved
+from workers.protocol.wish import ModelRef, ReplicaSpec, WantedState
 
 _AGENT = Path(__file__).with_name("tiny_agent.py")
 _T = TypeVar("_T")
@@ -48,14 +50,14 @@ def make_home(folder: Path, redis_url: str = "redis://127.0.0.1:1/0") -> Home:
     return home
 
 
-def make_spec(replica_id: str, *, generation: int = 1, **changes: object) -> v1.ReplicaSpec:
+def make_spec(replica_id: str, *, generation: int = 1, **changes: object) -> ReplicaSpec:
     """A wish for a tiny engine; the model is an empty folder without files."""
-    model = v1.ModelRef(name="tiny", digest="d", source="file:///tmp")
-    spec = v1.ReplicaSpec(
+    model = ModelRef(name="tiny", digest="d", source="file:///tmp")
+    spec = ReplicaSpec(
         replica_id=replica_id,
         deployment="demo",
         generation=generation,
-        wanted=v1.WantedState.RUN,
+        wanted=WantedState.RUN,
         model=model,
         engine="tiny",
     )
@@ -135,7 +137,7 @@ class Node:
         beats = self.all(v1.Heartbeat)
         return beats[-1] if beats else None
 
-    def replica(self, replica_id: str) -> v1.ReplicaObserved | None:
+    def replica(self, replica_id: str) -> ReplicaObserved | None:
         beat = self.heartbeat()
         if beat is None:
             return None
@@ -144,12 +146,12 @@ class Node:
     def wait_state(
         self,
         replica_id: str,
-        state: v1.ObservedState,
+        state: ObservedState,
         *,
         attempt: int | None = None,
         seconds: float = 20.0,
-    ) -> v1.ReplicaObserved:
-        def found() -> v1.ReplicaObserved | None:
+    ) -> ReplicaObserved:
+        def found() -> ReplicaObserved | None:
             replica = self.replica(replica_id)
             if replica is None or replica.state is not state:
                 return None
@@ -168,7 +170,7 @@ class Node:
             ignore_result=True,
         )
 
-    def wish(self, *specs: v1.ReplicaSpec, epoch: int = 1) -> v1.ApplyDesired:
+    def wish(self, *specs: ReplicaSpec, epoch: int = 1) -> v1.ApplyDesired:
         """Send a new wish and return it."""
         self._revision += 1
         command = v1.ApplyDesired(

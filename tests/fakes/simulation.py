@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from workers.protocol import digests, v1
+from workers.protocol.observed import ObservedState, ReplicaObserved
+from workers.protocol.wish import ModelRef, ReplicaSpec, WantedState
 from workers.simulation.faults import Fault
 from workers.simulation.fleet import SimulatedFleet
 from workers.simulation.node import NodeIdentity, NodeShape
@@ -29,16 +31,16 @@ def identity(number: int, *, racks: int = 4) -> NodeIdentity:
     )
 
 
-def spec(replica_id: str, **changes: Any) -> v1.ReplicaSpec:
+def spec(replica_id: str, **changes: Any) -> ReplicaSpec:
     fields: dict[str, Any] = {
         "replica_id": replica_id,
         "deployment": "chat",
         "generation": 1,
-        "wanted": v1.WantedState.RUN,
-        "model": v1.ModelRef(name="m", digest="d", source="file:///m"),
+        "wanted": WantedState.RUN,
+        "model": ModelRef(name="m", digest="d", source="file:///m"),
         "engine": "simulated-node",
     }
-    return v1.ReplicaSpec(**(fields | changes))
+    return ReplicaSpec(**(fields | changes))
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Conversation:
         self.fleet.take(node_id, data, self.now)
 
     def wish(
-        self, *specs: v1.ReplicaSpec, revision: int = 1, epoch: int = 1, number: int = 0
+        self, *specs: ReplicaSpec, revision: int = 1, epoch: int = 1, number: int = 0
     ) -> v1.ApplyDesired:
         """Tell a node its whole wish."""
         command = v1.ApplyDesired(**self.header(epoch), revision=revision, replicas=tuple(specs))
@@ -117,12 +119,12 @@ class Conversation:
         """What became of the commands, in words."""
         return [(r.outcome, r.reason) for _, r in self.heard if isinstance(r, v1.CommandResult)]
 
-    def replica(self, replica_id: str, number: int = 0) -> v1.ReplicaObserved:
+    def replica(self, replica_id: str, number: int = 0) -> ReplicaObserved:
         """The newest sighting of a replica."""
         _, beat = self.beats(number)[-1]
         return next(seen for seen in beat.replicas if seen.replica_id == replica_id)
 
-    def states(self, replica_id: str, number: int = 0) -> list[v1.ObservedState]:
+    def states(self, replica_id: str, number: int = 0) -> list[ObservedState]:
         """States that a replica was seen in, without repetitions."""
         seen = [r.state for _, b in self.beats(number) for r in b.replicas if r.replica_id == replica_id]
         return [state for state, _ in itertools.groupby(seen)]

@@ -12,22 +12,35 @@ from pathlib import Path
 import msgspec
 
 from workers.protocol import digests, kv_pools, v1
+from workers.protocol.hardware import AcceleratorInfo, Topology, TopologyEndpoint, TopologyLink
+from workers.protocol.observed import (
+    AgentLiveness,
+    ExitInfo,
+    HostTelemetry,
+    KvSwaps,
+    KvTier,
+    ObservedState,
+    ReplicaObserved,
+    ReplicaTelemetry,
+    UnknownProcess,
+)
+from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
 FOLDER = Path(__file__).with_name("golden")
 NODE_ID = "11111111-2222-4333-8444-555555555555"
 NODE_KEY = digests.node_key(b"golden-fleet-secret-of-32-bytes!", NODE_ID, 1)
 
-_MODEL = v1.ModelRef(
+_MODEL = ModelRef(
     name="tiny-llama",
     digest="sha256:00ff",
     source="file:///models/tiny",
-    files=(v1.ModelFile(path="config.json", size_bytes=12, sha256="ab" * 32),),
+    files=(ModelFile(path="config.json", size_bytes=12, sha256="ab" * 32),),
 )
-_SPEC_1_0 = v1.ReplicaSpec(
+_SPEC_1_0 = ReplicaSpec(
     replica_id="r-1",
     deployment="demo",
     generation=7,
-    wanted=v1.WantedState.DRAIN,
+    wanted=WantedState.DRAIN,
     model=_MODEL,
     engine="torch",
     engine_options={"dtype": "float32", "blocks": 64, "share": 0.5, "eager": True},
@@ -37,8 +50,8 @@ _SPEC_1_0 = v1.ReplicaSpec(
     start_seconds=120.0,
 )
 _SPEC_1_2 = msgspec.structs.replace(_SPEC_1_0, stall_seconds=45.0)
-_SPEC = msgspec.structs.replace(_SPEC_1_2, mps=v1.MpsLimits(thread_percent=25, memory_bytes=1 << 31))
-_TELEMETRY = v1.ReplicaTelemetry(
+_SPEC = msgspec.structs.replace(_SPEC_1_2, mps=MpsLimits(thread_percent=25, memory_bytes=1 << 31))
+_TELEMETRY = ReplicaTelemetry(
     window_seconds=10.0,
     age_seconds=0.5,
     requests_running=2,
@@ -61,10 +74,10 @@ _TELEMETRY = v1.ReplicaTelemetry(
     prefix_hit_tokens_total=1500.0,
     notes=("1 line dropped",),
 )
-_REPLICA_1_0 = v1.ReplicaObserved(
+_REPLICA_1_0 = ReplicaObserved(
     replica_id="r-1",
     generation=7,
-    state=v1.ObservedState.READY,
+    state=ObservedState.READY,
     attempt=2,
     restarts=1,
     reason="because",
@@ -75,20 +88,20 @@ _REPLICA_1_0 = v1.ReplicaObserved(
     start_took_seconds=3.5,
     retry_in_seconds=1.0,
     active_requests=3,
-    last_exit=v1.ExitInfo(attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",)),
+    last_exit=ExitInfo(attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",)),
     telemetry=_TELEMETRY,
 )
-_EXIT = v1.ExitInfo(
+_EXIT = ExitInfo(
     attempt=1, code=None, signal=9, duration_seconds=4.0, log_tail=("bye",), why="stalled: no token came"
 )
 _REPLICA_1_3 = msgspec.structs.replace(_REPLICA_1_0, last_exit=_EXIT, stalled=True, held_by_pids=(4712,))
 _TELEMETRY_1_4 = msgspec.structs.replace(
     _TELEMETRY,
     kv_tiers=(
-        v1.KvTier(name="accelerator", used_blocks=128, capacity_blocks=512),
-        v1.KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="the disk is full"),
+        KvTier(name="accelerator", used_blocks=128, capacity_blocks=512),
+        KvTier(name="disk", used_blocks=0, capacity_blocks=0, off_reason="the disk is full"),
     ),
-    kv_swaps=v1.KvSwaps(
+    kv_swaps=KvSwaps(
         blocks_in=1,
         blocks_out=2,
         bytes_in=3,
@@ -103,7 +116,7 @@ _TELEMETRY_1_4 = msgspec.structs.replace(
 )
 _REPLICA = msgspec.structs.replace(_REPLICA_1_3, telemetry=_TELEMETRY_1_4, memory_used_bytes=1 << 29)
 
-_ACCELERATOR_1_0 = v1.AcceleratorInfo(
+_ACCELERATOR_1_0 = AcceleratorInfo(
     uuid="GPU-1", kind="cuda", name="H200", memory_bytes=150_000_000_000, ordinal=3
 )
 _HELLO_1_0 = v1.Hello(
@@ -133,12 +146,12 @@ _SLICE = msgspec.structs.replace(
     unreadable=("name",),
 )
 _SLICE_1_3 = msgspec.structs.replace(_SLICE, pcie_generation_now=1, pcie_width_now=8)
-_TOPOLOGY = v1.Topology(
+_TOPOLOGY = Topology(
     endpoints=(
-        v1.TopologyEndpoint(name="GPU-1", accelerator=True, numa_node=1, cpus="0-31"),
-        v1.TopologyEndpoint(name="mlx5_0", accelerator=False),
+        TopologyEndpoint(name="GPU-1", accelerator=True, numa_node=1, cpus="0-31"),
+        TopologyEndpoint(name="mlx5_0", accelerator=False),
     ),
-    links=(v1.TopologyLink(a=0, b=1, kind="PIX", rank=100),),
+    links=(TopologyLink(a=0, b=1, kind="PIX", rank=100),),
 )
 
 _HELLO_1_1 = msgspec.structs.replace(
@@ -152,7 +165,7 @@ _HELLO = msgspec.structs.replace(
     _HELLO_1_3, minor=4, accelerators=(_SLICE_1_4,), mps_ready=True, mps_note="no daemon answers"
 )
 
-_UNKNOWN_1_0 = v1.UnknownProcess(
+_UNKNOWN_1_0 = UnknownProcess(
     pid=5, replica_id="r-0", accelerator_uuid="GPU-1", memory_bytes=1024, command="python"
 )
 _UNKNOWN = msgspec.structs.replace(
@@ -165,7 +178,7 @@ _HEARTBEAT_1_2 = v1.Heartbeat(
     sequence=99,
     sent_at_seconds=1_700_000_000.5,
     applied_revision=12,
-    liveness=v1.AgentLiveness(
+    liveness=AgentLiveness(
         intake_age_seconds=2.0,
         intake_restarts=1,
         reconcile_age_seconds=0.25,
@@ -174,7 +187,7 @@ _HEARTBEAT_1_2 = v1.Heartbeat(
     ),
     replicas=(_REPLICA_1_3,),
     unknown_processes=(_UNKNOWN_1_0,),
-    host=v1.HostTelemetry(
+    host=HostTelemetry(
         cpu_used_ratio=0.5,
         memory_used_bytes=1,
         memory_total_bytes=2,

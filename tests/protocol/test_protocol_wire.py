@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.protocol import samples
 from workers.agent.heartbeat import encode_within_bound
 from workers.protocol import digests, v1
+from workers.protocol.observed import ExitInfo, ObservedState, ReplicaObserved
 
 GOLDEN = sorted(samples.FOLDER.glob("*.bin"))
 
@@ -124,36 +125,36 @@ def test_message_over_the_bound_is_neither_sent_nor_read() -> None:
 def test_heartbeat_over_the_bound_is_sent_lighter_rather_than_not_at_all() -> None:
     heartbeat = samples.REPORTS["heartbeat"]
     assert isinstance(heartbeat, v1.Heartbeat)
-    tail = v1.ExitInfo(attempt=1, code=1, log_tail=("x" * 1000,) * 20)
+    tail = ExitInfo(attempt=1, code=1, log_tail=("x" * 1000,) * 20)
     replica = msgspec.structs.replace(heartbeat.replicas[0], last_exit=tail)
     heavy = msgspec.structs.replace(heartbeat, replicas=(replica,) * 40)
     sent = decode(encode_within_bound(heavy, node_id=samples.NODE_ID, node_key=samples.NODE_KEY))
     assert isinstance(sent, v1.Heartbeat)
-    assert [r.state for r in sent.replicas] == [v1.ObservedState.READY] * 40
-    assert sent.replicas[0].last_exit == v1.ExitInfo(attempt=1, code=1)
+    assert [r.state for r in sent.replicas] == [ObservedState.READY] * 40
+    assert sent.replicas[0].last_exit == ExitInfo(attempt=1, code=1)
 
 
 TEXT = st.text(max_size=40)
 
 
 @given(
-    state=st.sampled_from(v1.ObservedState),
+    state=st.sampled_from(ObservedState),
     reason=TEXT,
     lines=st.lists(TEXT, max_size=5),
     number=st.floats(allow_nan=False),
     pid=st.none() | st.integers(0, 2**31),
 )
 def test_any_replica_survives_the_way(
-    state: v1.ObservedState, reason: str, lines: list[str], number: float, pid: int | None
+    state: ObservedState, reason: str, lines: list[str], number: float, pid: int | None
 ) -> None:
-    replica = v1.ReplicaObserved(
+    replica = ReplicaObserved(
         replica_id="r",
         generation=1,
         state=state,
         reason=reason,
         pid=pid,
         uptime_seconds=number,
-        last_exit=v1.ExitInfo(attempt=1, log_tail=tuple(lines)),
+        last_exit=ExitInfo(attempt=1, log_tail=tuple(lines)),
     )
     heartbeat = samples.REPORTS["heartbeat"]
     assert isinstance(heartbeat, v1.Heartbeat)

@@ -31,7 +31,7 @@ from exaserve_ops.serving.services.replicas import (
 )
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.world import GIB, NOW, JsonClient, client_with_key, make_model, make_node, make_user
-from workers.protocol.v1 import MpsLimits
+from workers.protocol.wish import MpsLimits
 
 pytestmark = pytest.mark.django_db
 

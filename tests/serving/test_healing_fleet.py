@@ -33,9 +33,9 @@ from exaserve_ops.serving.services.healing import (
 from exaserve_ops.serving.services.replicas import advance_replica, replace_replica
 from tests.fakes.fleet import GIB, ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
-from workers.protocol import v1
+from workers.protocol.observed import ObservedState, ReplicaObserved, ReplicaTelemetry
 
-State = v1.ObservedState
+State = ObservedState
 
 pytestmark = pytest.mark.django_db
 
@@ -48,7 +48,7 @@ class Fleet:
         self.client = client
         self.nodes = [ScriptedNode(client, name=f"node-{i}", boot_id=f"boot-{i}") for i in range(count)]
         self.silent: set[str] = set()
-        self.states: dict[str, v1.ReplicaObserved] = {}
+        self.states: dict[str, ReplicaObserved] = {}
         for node in self.nodes:
             node.enrol()
             node.say_hello()
@@ -71,7 +71,7 @@ class Fleet:
             rows = Replica.objects.filter(node=node.node_id).exclude(status="stopped").order_by("name")
             node.beat(*(self._sighting(index, row) for index, row in enumerate(rows)))
 
-    def _sighting(self, index: int, row: Replica) -> v1.ReplicaObserved:
+    def _sighting(self, index: int, row: Replica) -> ReplicaObserved:
         if row.wanted != "run":
             return seen(row, State.STOPPED)
         port = 41000 + index
@@ -308,7 +308,7 @@ def test_replica_that_stays_slower_than_its_peers_is_flagged_and_cleared(fleet: 
 
     def look(slow_seconds: float) -> str:
         for index, row in enumerate(rows):
-            load = v1.ReplicaTelemetry(
+            load = ReplicaTelemetry(
                 window_seconds=10,
                 requests_per_second=5.0,
                 ttft_p50_seconds=slow_seconds if index == 0 else 0.2,

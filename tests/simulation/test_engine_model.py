@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.protocol.v1 import ReplicaTelemetry
+from workers.protocol.observed import ReplicaTelemetry
 from workers.simulation.engine import EngineModel, EngineShape, Request, Traffic
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes.simulation import WALL_OFFSET, Conversation, gaps, spec
-from workers.protocol.v1 import ObservedState
+from workers.protocol.observed import ObservedState
 from workers.simulation import faults
 
 NAME = "sim-r01-n000"

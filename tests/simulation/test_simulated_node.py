@@ -6,7 +6,8 @@ import pytest
 
 from tests.fakes.simulation import WALL_OFFSET, Conversation, gaps, spec
 from workers.protocol import v1
-from workers.protocol.v1 import ObservedState, WantedState
+from workers.protocol.observed import ObservedState
+from workers.protocol.wish import WantedState
 from workers.simulation import faults
 
 S = ObservedState

@@ -43,6 +43,8 @@ from workers.probes.host import HostProbe
 from workers.probes.limits import read_limits, usable_cpu_count, usable_memory_bytes
 from workers.probes.mps import MpsProbe
 from workers.protocol import v1
+from workers.protocol.observed import AgentLiveness, ReplicaObserved
+from workers.protocol.wish import ReplicaSpec
 
 DEFAULT_ADDRESS = "127.0.0.1"
 _WATCH_SECONDS = 0.5
@@ -151,7 +153,7 @@ class Agent:
         )
         return runner, reconciler
 
-    def _held(self, spec: v1.ReplicaSpec) -> Held | None:
+    def _held(self, spec: ReplicaSpec) -> Held | None:
         here = self._runner.accelerators
         unseen = find_unseen(spec, here, complete=self._hardware.survey.complete)
         return unseen or find_held(spec, here, self._foreign.found)
@@ -256,7 +258,7 @@ class Agent:
         wish = self._journal.wish()
         return {s.replica_id: bool(cards & set(s.accelerator_uuids)) for s in (wish.specs if wish else ())}
 
-    def _replicas(self) -> tuple[v1.ReplicaObserved, ...]:
+    def _replicas(self) -> tuple[ReplicaObserved, ...]:
         used = self._footprints.used_bytes
         return tuple(
             msgspec.structs.replace(seen, memory_used_bytes=used.get(seen.replica_id))
@@ -298,7 +300,7 @@ class Agent:
             sequence=sequence,
             sent_at_seconds=_wall_clock_seconds(),
             applied_revision=self._reconciler.applied_revision,
-            liveness=v1.AgentLiveness(
+            liveness=AgentLiveness(
                 intake_age_seconds=self._intake.age_seconds,
                 intake_restarts=self._child.restarts,
                 reconcile_age_seconds=self._loop.age_seconds,

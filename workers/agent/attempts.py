@@ -45,7 +45,8 @@ from workers.kv.pool import pools_folder
 from workers.probes.limits import read_limits, usable_cpu_count
 from workers.probes.mps import MpsProbe
 from workers.protocol import digests
-from workers.protocol.v1 import AcceleratorInfo, ReplicaSpec
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.wish import ReplicaSpec
 
 _KEPT_LOGS = 5
 _TAIL_LINES = 20

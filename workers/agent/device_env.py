@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.protocol.v1 import AcceleratorInfo, MpsLimits
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.wish import MpsLimits
 
 _MIB = 1 << 20
 _CPU = "cpu"

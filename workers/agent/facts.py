@@ -9,7 +9,8 @@ import enum
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from workers.protocol.v1 import ObservedState, ReplicaSpec
+from workers.protocol.observed import ObservedState
+from workers.protocol.wish import ReplicaSpec
 
 
 @dataclass(frozen=True, slots=True)

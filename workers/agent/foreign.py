@@ -15,7 +15,7 @@ import psutil
 from workers.agent.processes import LaunchLabel, read_label, read_stat
 from workers.probes.accelerators import AcceleratorProbe
 from workers.probes.devices import AcceleratorProcess
-from workers.protocol.v1 import UnknownProcess
+from workers.protocol.observed import UnknownProcess
 
 _INTERVAL_SECONDS = 10.0
 _COMMAND_CHARACTERS = 120

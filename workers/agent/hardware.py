@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 
 from workers.probes.accelerators import AcceleratorProbe, Survey, settle
-from workers.protocol.v1 import AcceleratorInfo
+from workers.protocol.hardware import AcceleratorInfo
 
 _INTERVAL_SECONDS = 60.0
 

@@ -16,7 +16,7 @@ import msgspec
 
 from workers.agent.processes import ExitRecord, ProcessId
 from workers.agent.supervisor import Close
-from workers.protocol.v1 import ReplicaSpec
+from workers.protocol.wish import ReplicaSpec
 
 _BUSY_SECONDS = 5.0
 _REMEMBERED_COMMANDS = 2000

@@ -20,6 +20,7 @@ import psutil
 from workers.agent import processes
 from workers.agent.processes import ProcessId
 from workers.protocol import v1
+from workers.protocol.observed import UnknownProcess
 
 _KILLED_SECONDS = 5.0
 _OUTPUTS = (1, 2)
@@ -96,13 +97,13 @@ class Leftovers:
                 return folder, int(attempt)
         return None
 
-    def describe(self, found: v1.UnknownProcess) -> v1.UnknownProcess | None:
+    def describe(self, found: UnknownProcess) -> UnknownProcess | None:
         """Say whose it is; `None` for a part of a replica that goes on."""
         origin = self.judge(found.pid)
         if origin.is_open:
             return None
         stat = processes.read_stat(found.pid)
-        return v1.UnknownProcess(
+        return UnknownProcess(
             pid=found.pid,
             replica_id=origin.attempt[0] if origin.attempt is not None else "",
             accelerator_uuid=found.accelerator_uuid,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from workers.agent.facts import Held
-from workers.protocol.v1 import AcceleratorInfo, ReplicaSpec, UnknownProcess
+from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.observed import UnknownProcess
+from workers.protocol.wish import ReplicaSpec
 
 _MIB = 1 << 20
 

@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 
 from workers.agent.journal import Journal
 from workers.agent.supervisor import ModelCheck
-from workers.protocol.v1 import ModelFile, ModelRef
+from workers.protocol.wish import ModelFile, ModelRef
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 

@@ -13,7 +13,7 @@ from workers.agent.probing import ProbeState
 from workers.agent.snapshot import Snapshot
 from workers.agent.supervisor import Decision
 from workers.engines.windows import measure_window
-from workers.protocol.v1 import ExitInfo, ObservedState, ReplicaObserved, ReplicaTelemetry
+from workers.protocol.observed import ExitInfo, ObservedState, ReplicaObserved, ReplicaTelemetry
 
 _TAIL_SENT_SECONDS = 60.0
 _STATES_WITH_TAIL = (ObservedState.BACKING_OFF, ObservedState.FAILED)

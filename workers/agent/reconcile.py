@@ -17,7 +17,8 @@ from workers.agent.snapshot import Observer, Snapshot
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Decision, Policy, plan
 from workers.engines.base import EngineAdapter
-from workers.protocol.v1 import ReplicaObserved, UnknownProcess, WantedState
+from workers.protocol.observed import ReplicaObserved, UnknownProcess
+from workers.protocol.wish import WantedState
 
 _INTERVAL_SECONDS = 0.5
 _PASSES = 3

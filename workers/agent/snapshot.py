@@ -15,7 +15,7 @@ from workers.agent.probing import ProbeState
 from workers.agent.processes import ExitRecord, LaunchLabel, ProcessId
 from workers.agent.scraper import Scraper
 from workers.kv.hoards import AttemptKey
-from workers.protocol.v1 import ReplicaSpec
+from workers.protocol.wish import ReplicaSpec
 
 HeldMemory = Callable[[ReplicaSpec], Held | None]
 """Who holds memory that a replica was promised."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from workers.agent import processes
 from workers.agent.processes import LaunchLabel, ProcessId
-from workers.protocol.v1 import UnknownProcess
+from workers.protocol.observed import UnknownProcess
 
 _SCAN_SECONDS = 5.0
 _SCAN_SECONDS_WHILE_ANY = 0.5

@@ -30,7 +30,8 @@ from workers.agent.facts import (
     ReplicaFacts,
     Terminate,
 )
-from workers.protocol.v1 import ObservedState, ReplicaSpec, WantedState
+from workers.protocol.observed import ObservedState
+from workers.protocol.wish import ReplicaSpec, WantedState
 
 __all__ = [
     "Action",

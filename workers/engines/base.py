@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from workers.protocol import v1
+from workers.protocol.observed import KvSwaps, KvTier
 
 EngineOptions = Mapping[str, str | int | float | bool]
 
@@ -102,8 +102,8 @@ class EngineSample:
     prefix_hit_tokens: float | None = None
     prefix_miss_tokens: Mapping[str, float] = field(default_factory=dict)
     """By reason."""
-    kv_tiers: tuple[v1.KvTier, ...] = ()
-    kv_swaps: v1.KvSwaps | None = None
+    kv_tiers: tuple[KvTier, ...] = ()
+    kv_swaps: KvSwaps | None = None
     kv_thrash_reason: str = ""
     prompt_tokens: float | None = None
     generation_tokens: float | None = None

@@ -12,7 +12,8 @@ import workers
 from workers.engines.base import EngineSample, Launch, LaunchContext
 from workers.engines.exposition import Exposition, parse_exposition
 from workers.kv.tiers.policy import TIERS
-from workers.protocol import names, v1
+from workers.protocol import names
+from workers.protocol.observed import KvSwaps, KvTier
 
 METRIC_PREFIX = "exaserve_engine_"
 _PROCESS_START = "process_start_time_seconds"
@@ -91,7 +92,7 @@ def _reason(found: Exposition, name: str, **labels: str) -> str:
     return next((row.labels.get("reason", "") for row in fitting), "")
 
 
-def _read_tiers(found: Exposition) -> tuple[v1.KvTier, ...]:
+def _read_tiers(found: Exposition) -> tuple[KvTier, ...]:
     """Tiers that the page has a capacity of, the highest first."""
     tiers = []
     for name in TIERS:
@@ -101,12 +102,12 @@ def _read_tiers(found: Exposition) -> tuple[v1.KvTier, ...]:
         used = (_count(found, "kv_blocks", tier=name, state=state) or 0 for state in ("used", "cached"))
         off_reason = _reason(found, "kv_tier_off", tier=name)
         tiers.append(
-            v1.KvTier(name=name, used_blocks=sum(used), capacity_blocks=capacity, off_reason=off_reason)
+            KvTier(name=name, used_blocks=sum(used), capacity_blocks=capacity, off_reason=off_reason)
         )
     return tuple(tiers)
 
 
-def _read_swaps(found: Exposition) -> v1.KvSwaps | None:
+def _read_swaps(found: Exposition) -> KvSwaps | None:
     """What moved; `None` where the page does not tell, which an engine without tiers does not."""
     if _count(found, "kv_fetch_waits_total") is None:
         return None
@@ -114,7 +115,7 @@ def _read_swaps(found: Exposition) -> v1.KvSwaps | None:
     def total(name: str, **labels: str) -> int:
         return _count(found, name, **labels) or 0
 
-    return v1.KvSwaps(
+    return KvSwaps(
         blocks_in=total("kv_swapped_blocks_total", direction="in"),
         blocks_out=total("kv_swapped_blocks_total", direction="out"),
         bytes_in=total("kv_swapped_bytes_total", direction="in"),

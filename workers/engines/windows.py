@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from workers.engines.base import EngineSample, Histogram
-from workers.protocol.v1 import ReplicaTelemetry
+from workers.protocol.observed import ReplicaTelemetry
 
 RESTART_NOTE = "engine restarted within the window"
 

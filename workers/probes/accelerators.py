@@ -13,8 +13,8 @@ from workers.probes.mps import MpsProbe, MpsState
 from workers.probes.selection import SelectionError, select_visible
 from workers.probes.tools import Answer, VendorTool
 from workers.probes.topology import Topology, parse_topology
-from workers.protocol import v1
-from workers.protocol.v1 import AcceleratorInfo
+from workers.protocol import hardware
+from workers.protocol.hardware import AcceleratorInfo, TopologyEndpoint, TopologyLink
 
 NO_MPS = MpsState(note="this node has no CUDA card")
 _CPU_MEMORY_RATIO = 0.8
@@ -37,7 +37,7 @@ class Survey:
     devices: tuple[Device, ...] = ()
     """Every card and slice that was seen, offered or not."""
     processes: tuple[AcceleratorProcess, ...] = ()
-    topology: v1.Topology | None = None
+    topology: hardware.Topology | None = None
     notes: tuple[str, ...] = ()
     complete: bool = True
     """Every tool that is installed has answered. If not, cards may be there that were not seen."""
@@ -302,17 +302,17 @@ def _with_numa(devices: Sequence[Device], topology: Topology | None) -> tuple[De
     )
 
 
-def _topology_message(topology: Topology | None) -> v1.Topology | None:
+def _topology_message(topology: Topology | None) -> hardware.Topology | None:
     if topology is None or not topology.endpoints:
         return None
-    return v1.Topology(
+    return hardware.Topology(
         endpoints=tuple(
-            v1.TopologyEndpoint(
+            TopologyEndpoint(
                 name=end.name, accelerator=end.accelerator, numa_node=end.numa_node, cpus=end.cpus
             )
             for end in topology.endpoints
         ),
         links=tuple(
-            v1.TopologyLink(a=link.a, b=link.b, kind=link.kind, rank=link.rank) for link in topology.links
+            TopologyLink(a=link.a, b=link.b, kind=link.kind, rank=link.rank) for link in topology.links
         ),
     )

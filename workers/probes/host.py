@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from workers.probes.limits import Limits, read_limits, usable_memory_bytes
-from workers.protocol.v1 import HostTelemetry
+from workers.protocol.observed import HostTelemetry
 
 _NICS = Path("/sys/class/net")
 

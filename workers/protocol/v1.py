@@ -1,4 +1,4 @@
-"""Protocol v1: every message between the control plane and an agent.
+"""Protocol v1: every message between the control plane and an agent; their parts lie beside it.
 
 Strict out, tolerant in: a receiver ignores fields it does not know and refuses a `kind` it does not
 know with `UnknownMessageError`. A minor version only ever adds optional fields, so an agent that is
@@ -12,14 +12,17 @@ another node can speak for a node or command it.
 
 from __future__ import annotations
 
-import enum
 import hmac
 from typing import TypeAlias, TypeVar
 
 import msgspec
 
 from workers.protocol import digests
+from workers.protocol.hardware import AcceleratorInfo, Topology
 from workers.protocol.kv_pools import KvPool
+from workers.protocol.observed import AgentLiveness, HostTelemetry, ReplicaObserved, UnknownProcess
+from workers.protocol.part import Part
+from workers.protocol.wish import ReplicaSpec
 
 MAJOR = 1
 MINOR = 4
@@ -52,307 +55,10 @@ class ForgedMessageError(ProtocolError):
     """The seal does not fit: the sender does not hold this node's key."""
 
 
-class _Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of all parts: immutable, by keyword, defaults left off the wire."""
-
-
-# ------------------------------------------------------------------------------------------------
-# Parts
-# ------------------------------------------------------------------------------------------------
-class AcceleratorInfo(_Struct, frozen=True, kw_only=True):
-    """One accelerator as the node's probe found it."""
-
-    uuid: str
-    kind: str
-    """`cuda`, `rocm`, `xpu` or `cpu`: what the engine will run on, as discovered."""
-    name: str
-    memory_bytes: int
-    """0 where the tool did not say; then `unreadable` has `memory_bytes`."""
-    ordinal: int = 0
-    """The vendor tool's index. For people; nothing is ever placed by it."""
-    parent_uuid: str = ""
-    """The card that this slice was cut from; empty for a whole card. Since 1.1, as all below."""
-    profile: str = ""
-    """What the slice was cut as, such as `3g.40gb`."""
-    pci_bus_id: str = ""
-    numa_node: int | None = None
-    pcie_generation: int | None = None
-    """The best that card and slot can do together, as is `pcie_width`."""
-    pcie_width: int | None = None
-    unreadable: tuple[str, ...] = ()
-    """Fields of this struct that the vendor's tool could not tell."""
-    pcie_generation_now: int | None = None
-    """As negotiated; an idle card goes down to save power. Since 1.3, as `pcie_width_now`."""
-    pcie_width_now: int | None = None
-    """As negotiated; less than `pcie_width` is lanes that failed, or a slot that has fewer."""
-    shares_memory: bool = False
-    """Replicas with the same weights hold them on it once. Since 1.4; a CPU's replicas do so anyway."""
-
-
-class TopologyEndpoint(_Struct, frozen=True, kw_only=True):
-    """One end of links: an accelerator or a network adapter."""
-
-    name: str
-    """UUID of the accelerator, or the adapter's device name such as `mlx5_0`."""
-    accelerator: bool
-    numa_node: int | None = None
-    cpus: str = ""
-    """Cores next to it, such as `0-31,64-95`."""
-
-
-class TopologyLink(_Struct, frozen=True, kw_only=True):
-    """The way between two endpoints, by their places in the list."""
-
-    a: int
-    b: int
-    kind: str
-    """`NV#` (# bonded NVLinks), `PIX`, `PXB`, `PHB`, `NODE` or `SYS`."""
-    rank: int
-    """For comparing: a smaller rank is a shorter way."""
-
-
-class Topology(_Struct, frozen=True, kw_only=True):
-    """How near accelerators and network adapters of one node are to one another."""
-
-    endpoints: tuple[TopologyEndpoint, ...] = ()
-    links: tuple[TopologyLink, ...] = ()
-
-
-class ModelFile(_Struct, frozen=True, kw_only=True):
-    """One file of a model: path relative to the model folder."""
-
-    path: str
-    size_bytes: int
-    sha256: str
-
-
-class ModelRef(_Struct, frozen=True, kw_only=True):
-    """Weights and tokenizer, named by digest, and where the node finds them."""
-
-    name: str
-    digest: str
-    source: str
-    """`file:///absolute/folder`: a folder or mount that the node can read."""
-    files: tuple[ModelFile, ...] = ()
-
-
-class WantedState(enum.Enum):
-    """What the control plane wants of a replica."""
-
-    RUN = "run"
-    DRAIN = "drain"
-    """Take nothing new, let open requests end, then stop; the deadline is `drain_seconds`."""
-    STOP = "stop"
-
-
-class MpsLimits(_Struct, frozen=True, kw_only=True):
-    """A replica's share of its accelerators under NVIDIA's Multi-Process Service. 0: no such limit.
-
-    Since 1.4.
-    """
-
-    thread_percent: int = 0
-    memory_bytes: int = 0
-    """Of each of its accelerators."""
-
-
-class ReplicaSpec(_Struct, frozen=True, kw_only=True):
-    """One replica as this node should run it."""
-
-    replica_id: str
-    deployment: str
-    generation: int
-    """Rises with every change of the wish; an older one than already applied is ignored."""
-    wanted: WantedState
-    model: ModelRef
-    engine: str
-    engine_options: dict[str, str | int | float | bool] = {}
-    accelerator_uuids: tuple[str, ...] = ()
-    memory_bytes: int = 0
-    drain_seconds: float = 60.0
-    start_seconds: float = 300.0
-    """How long start-up may take before the attempt counts as failed."""
-    stall_seconds: float = 60.0
-    """Requests run and no token comes for so long: the attempt counts as crashed. 0: never."""
-    mps: MpsLimits | None = None
-    """It runs as a client of the node's MPS control daemon, within these limits. Since 1.4."""
-
-
-class ExitInfo(_Struct, frozen=True, kw_only=True):
-    """How an engine's main process ended."""
-
-    attempt: int
-    code: int | None = None
-    signal: int | None = None
-    duration_seconds: float = 0.0
-    log_tail: tuple[str, ...] = ()
-    why: str = ""
-    """Why it ended, where its agent ended it: `stalled: ...`; else how it ended, in words."""
-
-
-class ObservedState(enum.Enum):
-    """What the agent sees of a replica."""
-
-    WAITING = "waiting"
-    """Not launched yet; the reason says what it waits for."""
-    STARTING = "starting"
-    """The process runs and has not opened its port."""
-    LOADING = "loading"
-    """The port is open and the engine says that it is not ready."""
-    READY = "ready"
-    BACKING_OFF = "backing_off"
-    """The last attempt ended; the next one starts when the back-off is over."""
-    FAILED = "failed"
-    """The crash-loop limit is reached; a new generation starts afresh."""
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    """The whole process group is gone."""
-
-
-class KvTier(_Struct, frozen=True, kw_only=True):
-    """One tier of a replica's KV blocks, in blocks of `kv_block_tokens`. Since 1.4."""
-
-    name: str
-    """`accelerator` (where it computes, be that a CPU), `host` or `disk`."""
-    used_blocks: int
-    """Live ones and cached ones."""
-    capacity_blocks: int
-    """0 for a tier that was asked for and is off; then `off_reason` says why."""
-    off_reason: str = ""
-
-
-class KvSwaps(_Struct, frozen=True, kw_only=True):
-    """What moved between the tiers since the engine's start. Since 1.4."""
-
-    blocks_in: int = 0
-    """From host or disk back to where the engine computes."""
-    blocks_out: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    fetch_waits: int = 0
-    """Requests that waited for blocks to come back."""
-    checksum_failures: int = 0
-    """Blocks on disk that were not what was written; they were computed again."""
-    preemptions_recompute: int = 0
-    """Requests set back whose tokens are computed again."""
-    preemptions_swap: int = 0
-    """Requests set back whose blocks were kept in a lower tier."""
-
-
-class ReplicaTelemetry(_Struct, frozen=True, kw_only=True):
-    """One replica's load over a sliding window; `None` means that the engine did not say.
-
-    Ratios are 0-1. Quantiles are over `window_seconds` and absent where nothing finished in it.
-    """
-
-    window_seconds: float
-    age_seconds: float = 0.0
-    """Age of the newest successful scrape when the heartbeat was made."""
-    requests_running: int | None = None
-    requests_waiting: int | None = None
-    kv_used_ratio: float | None = None
-    kv_total_blocks: int | None = None
-    kv_block_tokens: int | None = None
-    requests_per_second: float | None = None
-    prompt_tokens_per_second: float | None = None
-    generation_tokens_per_second: float | None = None
-    prefix_hit_ratio: float | None = None
-    ttft_p50_seconds: float | None = None
-    ttft_p95_seconds: float | None = None
-    ttft_p99_seconds: float | None = None
-    itl_p50_seconds: float | None = None
-    itl_p95_seconds: float | None = None
-    generation_tokens_total: float | None = None
-    requests_total: float | None = None
-    prefix_query_tokens_total: float | None = None
-    prefix_hit_tokens_total: float | None = None
-    notes: tuple[str, ...] = ()
-    """Data-quality notes, such as `metrics disabled (404)` or `2 lines dropped`."""
-    kv_tiers: tuple[KvTier, ...] = ()
-    """The accelerator's first; empty where the engine does not tell. Since 1.4, as all below."""
-    kv_swaps: KvSwaps | None = None
-    """`None`: the engine has no tiers."""
-    kv_thrash_reason: str = ""
-    """Why nothing is swapped now, and requests queue instead; empty: all is well."""
-    prefix_miss_tokens_total: dict[str, float] = {}
-    """Prompt tokens not in cache, by reason: `no_shared_prefix`, `shorter_than_a_block`, `evicted`."""
-
-
-class ReplicaObserved(_Struct, frozen=True, kw_only=True):
-    """One replica as the agent sees it now."""
-
-    replica_id: str
-    generation: int
-    state: ObservedState
-    attempt: int = 0
-    restarts: int = 0
-    reason: str = ""
-    pid: int | None = None
-    address: str = ""
-    """`host:port` (IPv6 host in brackets) where the engine answers, set once the port is leased."""
-    ports: tuple[int, ...] = ()
-    uptime_seconds: float = 0.0
-    """Since this attempt's process started."""
-    start_took_seconds: float | None = None
-    """From launch to ready, of this attempt."""
-    retry_in_seconds: float | None = None
-    active_requests: int | None = None
-    last_exit: ExitInfo | None = None
-    telemetry: ReplicaTelemetry | None = None
-    stalled: bool = False
-    """Requests ran and no token came for its stall limit; the agent ends and restarts it."""
-    held_by_pids: tuple[int, ...] = ()
-    """Processes that hold the memory, or are left of the last attempt, that it waits for."""
-    memory_used_bytes: int | None = None
-    """Really taken: of its cards all together, or of the machine's on a CPU. Since 1.4."""
-
-
-class UnknownProcess(_Struct, frozen=True, kw_only=True):
-    """Carries our launch label or sits on our accelerator, and is no known replica."""
-
-    pid: int
-    replica_id: str = ""
-    accelerator_uuid: str = ""
-    memory_bytes: int = 0
-    command: str = ""
-    start_ticks: int = 0
-    """When it started, in clock ticks since boot: with the pid, names it. Since 1.3, as all below."""
-    user: str = ""
-    """Who runs it; empty where that is not known."""
-    left_over: bool = False
-    """Proven to be what this agent started and no open attempt knows: it may be ended."""
-    origin: str = ""
-    """What proves that, or why it is not proven, in words."""
-
-
-class AgentLiveness(_Struct, frozen=True, kw_only=True):
-    """Age of the last sign of life of each part of the agent, on the monotonic clock."""
-
-    intake_age_seconds: float | None = None
-    """Since the last command was taken in; the control plane resends the wish as a canary."""
-    intake_restarts: int = 0
-    reconcile_age_seconds: float | None = None
-    reconcile_restarts: int = 0
-    reconcile_error: str = ""
-
-
-class HostTelemetry(_Struct, frozen=True, kw_only=True):
-    """The node itself."""
-
-    cpu_used_ratio: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    disk_free_bytes: int | None = None
-    load1: float | None = None
-    network_receive_bytes_per_second: float | None = None
-    network_send_bytes_per_second: float | None = None
-
-
 # ------------------------------------------------------------------------------------------------
 # Reports: agent -> control plane
 # ------------------------------------------------------------------------------------------------
-class Hello(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
+class Hello(Part, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     """An agent introduces itself: at its start, and after each reconnect."""
 
     node_id: str
@@ -383,7 +89,7 @@ class Hello(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     """What keeps MPS from being used, and what to do; empty where nothing does."""
 
 
-class Heartbeat(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="heartbeat"):
+class Heartbeat(Part, frozen=True, kw_only=True, tag_field="kind", tag="heartbeat"):
     """Sign of life and the whole observed state of a node, once a second."""
 
     node_id: str
@@ -402,7 +108,7 @@ class Heartbeat(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="heart
     """Pools of KV blocks that replicas of the node share. Since 1.4."""
 
 
-class CommandResult(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="command_result"):
+class CommandResult(Part, frozen=True, kw_only=True, tag_field="kind", tag="command_result"):
     """What became of a command."""
 
     node_id: str
@@ -412,7 +118,7 @@ class CommandResult(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="c
     reason: str = ""
 
 
-class LogChunk(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="log_chunk"):
+class LogChunk(Part, frozen=True, kw_only=True, tag_field="kind", tag="log_chunk"):
     """Lines of a replica's log, asked for by `TailLog`, batched at most four times a second."""
 
     node_id: str
@@ -423,7 +129,7 @@ class LogChunk(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="log_ch
     """Lines left out since the last chunk because the log grew faster than the cap."""
 
 
-class SessionSent(_Struct, frozen=True, kw_only=True, tag_field="kind", tag="session_sent"):
+class SessionSent(Part, frozen=True, kw_only=True, tag_field="kind", tag="session_sent"):
     """What became of a `MoveSession` that was begun. Since 1.4."""
 
     node_id: str
@@ -449,7 +155,7 @@ Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk | SessionSent
 # ------------------------------------------------------------------------------------------------
 # Commands: control plane -> agent
 # ------------------------------------------------------------------------------------------------
-class _Command(_Struct, frozen=True, kw_only=True):
+class _Command(Part, frozen=True, kw_only=True):
     command_id: str
     lease_epoch: int
     deadline_seconds: float

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from workers.protocol.digests import KV_BLOCK_TOKENS
 from workers.protocol.kv_pools import AGE_STEPS, age_step
-from workers.protocol.v1 import ReplicaTelemetry
+from workers.protocol.observed import ReplicaTelemetry
 
 WINDOW_SECONDS = 10.0
 KV_EXTENT_BLOCKS = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from workers.protocol.v1 import AcceleratorInfo, Topology, TopologyEndpoint, TopologyLink
+from workers.protocol.hardware import AcceleratorInfo, Topology, TopologyEndpoint, TopologyLink
 
 _ADAPTERS = 4
 _CORES_OF_SOCKET = ("0-51", "52-103")

@@ -19,7 +19,8 @@ from workers.protocol.kv_pools import (
     MapCell,
     pack_runs,
 )
-from workers.protocol.v1 import SetKvLimits, WantedState
+from workers.protocol.v1 import SetKvLimits
+from workers.protocol.wish import WantedState
 from workers.simulation.engine import KV_EXTENT_BLOCKS, EngineShape
 from workers.simulation.replica import SimulatedReplica
 

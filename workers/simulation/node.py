@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from workers.protocol import digests, pulse, v1
+from workers.protocol.observed import AgentLiveness, HostTelemetry, ObservedState, ReplicaObserved
+from workers.protocol.wish import ReplicaSpec
 from workers.simulation.engine import EngineShape, Traffic
 from workers.simulation.hardware import NONE_CUT, CutCards, make_accelerators, make_cut_cards, make_topology
 from workers.simulation.kv_pool import describe_pool, take_limits
@@ -82,7 +84,7 @@ class SimulatedNode:
         self._boot_id = ""
         self._sequence = 0
         self._pulses = 0
-        self._specs: dict[str, v1.ReplicaSpec] = {}
+        self._specs: dict[str, ReplicaSpec] = {}
         self._outcomes: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._taken_at: float | None = None
         self._hello_wanted = True
@@ -182,12 +184,12 @@ class SimulatedNode:
             sequence=self._sequence,
             sent_at_seconds=wall,
             applied_revision=self.applied_revision,
-            liveness=v1.AgentLiveness(
+            liveness=AgentLiveness(
                 intake_age_seconds=None if self._taken_at is None else now - self._taken_at,
                 reconcile_age_seconds=0.1,
             ),
             replicas=observed,
-            host=v1.HostTelemetry(
+            host=HostTelemetry(
                 cpu_used_ratio=busy,
                 memory_used_bytes=64 * _GIB,
                 memory_total_bytes=512 * _GIB,
@@ -197,7 +199,7 @@ class SimulatedNode:
             kv_pools=describe_pool(self.replicas, self._shape.engine, now),
         )
 
-    def _observe(self, replica: SimulatedReplica, now: float, wall: float) -> v1.ReplicaObserved:
+    def _observe(self, replica: SimulatedReplica, now: float, wall: float) -> ReplicaObserved:
         replica.latency_factor = self.latency_factor
         seen = replica.observe(now)
         if not self._shape.stamp_queue or seen.telemetry is None:
@@ -261,7 +263,7 @@ class SimulatedNode:
             self.replicas[replica_id].follow(None, now)
         return "done", ""
 
-    def _merged(self, wanted: Iterable[v1.ReplicaSpec]) -> dict[str, v1.ReplicaSpec]:
+    def _merged(self, wanted: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
         """The new wish, in which no replica falls back to an older generation than is known."""
         merged = {}
         for spec in wanted:
@@ -301,7 +303,7 @@ class SimulatedNode:
         replica = self.replicas.get(replica_id)
         if replica is None:
             return True
-        if replica_id in self._specs or replica.state is not v1.ObservedState.STOPPED:
+        if replica_id in self._specs or replica.state is not ObservedState.STOPPED:
             return False
         del self.replicas[replica_id]
         return True

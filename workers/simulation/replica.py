@@ -7,7 +7,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from workers.protocol.v1 import ExitInfo, ObservedState, ReplicaObserved, ReplicaSpec, WantedState
+from workers.protocol.observed import ExitInfo, ObservedState, ReplicaObserved
+from workers.protocol.wish import ReplicaSpec, WantedState
 from workers.simulation.engine import KV_EXTENT_BLOCKS, EngineModel, EngineShape, Traffic
 
 _SIGKILL = 9

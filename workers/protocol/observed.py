@@ -1,0 +1,178 @@
+"""A node and its replicas as the agent sees them: the parts of a heartbeat."""
+
+from __future__ import annotations
+
+import enum
+
+from workers.protocol.part import Part
+
+
+class ExitInfo(Part, frozen=True, kw_only=True):
+    """How an engine's main process ended."""
+
+    attempt: int
+    code: int | None = None
+    signal: int | None = None
+    duration_seconds: float = 0.0
+    log_tail: tuple[str, ...] = ()
+    why: str = ""
+    """Why it ended, where its agent ended it: `stalled: ...`; else how it ended, in words."""
+
+
+class ObservedState(enum.Enum):
+    """What the agent sees of a replica."""
+
+    WAITING = "waiting"
+    """Not launched yet; the reason says what it waits for."""
+    STARTING = "starting"
+    """The process runs and has not opened its port."""
+    LOADING = "loading"
+    """The port is open and the engine says that it is not ready."""
+    READY = "ready"
+    BACKING_OFF = "backing_off"
+    """The last attempt ended; the next one starts when the back-off is over."""
+    FAILED = "failed"
+    """The crash-loop limit is reached; a new generation starts afresh."""
+    DRAINING = "draining"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    """The whole process group is gone."""
+
+
+class KvTier(Part, frozen=True, kw_only=True):
+    """One tier of a replica's KV blocks, in blocks of `kv_block_tokens`. Since 1.4."""
+
+    name: str
+    """`accelerator` (where it computes, be that a CPU), `host` or `disk`."""
+    used_blocks: int
+    """Live ones and cached ones."""
+    capacity_blocks: int
+    """0 for a tier that was asked for and is off; then `off_reason` says why."""
+    off_reason: str = ""
+
+
+class KvSwaps(Part, frozen=True, kw_only=True):
+    """What moved between the tiers since the engine's start. Since 1.4."""
+
+    blocks_in: int = 0
+    """From host or disk back to where the engine computes."""
+    blocks_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    fetch_waits: int = 0
+    """Requests that waited for blocks to come back."""
+    checksum_failures: int = 0
+    """Blocks on disk that were not what was written; they were computed again."""
+    preemptions_recompute: int = 0
+    """Requests set back whose tokens are computed again."""
+    preemptions_swap: int = 0
+    """Requests set back whose blocks were kept in a lower tier."""
+
+
+class ReplicaTelemetry(Part, frozen=True, kw_only=True):
+    """One replica's load over a sliding window; `None` means that the engine did not say.
+
+    Ratios are 0-1. Quantiles are over `window_seconds` and absent where nothing finished in it.
+    """
+
+    window_seconds: float
+    age_seconds: float = 0.0
+    """Age of the newest successful scrape when the heartbeat was made."""
+    requests_running: int | None = None
+    requests_waiting: int | None = None
+    kv_used_ratio: float | None = None
+    kv_total_blocks: int | None = None
+    kv_block_tokens: int | None = None
+    requests_per_second: float | None = None
+    prompt_tokens_per_second: float | None = None
+    generation_tokens_per_second: float | None = None
+    prefix_hit_ratio: float | None = None
+    ttft_p50_seconds: float | None = None
+    ttft_p95_seconds: float | None = None
+    ttft_p99_seconds: float | None = None
+    itl_p50_seconds: float | None = None
+    itl_p95_seconds: float | None = None
+    generation_tokens_total: float | None = None
+    requests_total: float | None = None
+    prefix_query_tokens_total: float | None = None
+    prefix_hit_tokens_total: float | None = None
+    notes: tuple[str, ...] = ()
+    """Data-quality notes, such as `metrics disabled (404)` or `2 lines dropped`."""
+    kv_tiers: tuple[KvTier, ...] = ()
+    """The accelerator's first; empty where the engine does not tell. Since 1.4, as all below."""
+    kv_swaps: KvSwaps | None = None
+    """`None`: the engine has no tiers."""
+    kv_thrash_reason: str = ""
+    """Why nothing is swapped now, and requests queue instead; empty: all is well."""
+    prefix_miss_tokens_total: dict[str, float] = {}
+    """Prompt tokens not in cache, by reason: `no_shared_prefix`, `shorter_than_a_block`, `evicted`."""
+
+
+class ReplicaObserved(Part, frozen=True, kw_only=True):
+    """One replica as the agent sees it now."""
+
+    replica_id: str
+    generation: int
+    state: ObservedState
+    attempt: int = 0
+    restarts: int = 0
+    reason: str = ""
+    pid: int | None = None
+    address: str = ""
+    """`host:port` (IPv6 host in brackets) where the engine answers, set once the port is leased."""
+    ports: tuple[int, ...] = ()
+    uptime_seconds: float = 0.0
+    """Since this attempt's process started."""
+    start_took_seconds: float | None = None
+    """From launch to ready, of this attempt."""
+    retry_in_seconds: float | None = None
+    active_requests: int | None = None
+    last_exit: ExitInfo | None = None
+    telemetry: ReplicaTelemetry | None = None
+    stalled: bool = False
+    """Requests ran and no token came for its stall limit; the agent ends and restarts it."""
+    held_by_pids: tuple[int, ...] = ()
+    """Processes that hold the memory, or are left of the last attempt, that it waits for."""
+    memory_used_bytes: int | None = None
+    """Really taken: of its cards all together, or of the machine's on a CPU. Since 1.4."""
+
+
+class UnknownProcess(Part, frozen=True, kw_only=True):
+    """Carries our launch label or sits on our accelerator, and is no known replica."""
+
+    pid: int
+    replica_id: str = ""
+    accelerator_uuid: str = ""
+    memory_bytes: int = 0
+    command: str = ""
+    start_ticks: int = 0
+    """When it started, in clock ticks since boot: with the pid, names it. Since 1.3, as all below."""
+    user: str = ""
+    """Who runs it; empty where that is not known."""
+    left_over: bool = False
+    """Proven to be what this agent started and no open attempt knows: it may be ended."""
+    origin: str = ""
+    """What proves that, or why it is not proven, in words."""
+
+
+class AgentLiveness(Part, frozen=True, kw_only=True):
+    """Age of the last sign of life of each part of the agent, on the monotonic clock."""
+
+    intake_age_seconds: float | None = None
+    """Since the last command was taken in; the control plane resends the wish as a canary."""
+    intake_restarts: int = 0
+    reconcile_age_seconds: float | None = None
+    reconcile_restarts: int = 0
+    reconcile_error: str = ""
+
+
+class HostTelemetry(Part, frozen=True, kw_only=True):
+    """The node itself."""
+
+    cpu_used_ratio: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    disk_free_bytes: int | None = None
+    load1: float | None = None
+    network_receive_bytes_per_second: float | None = None
+    network_send_bytes_per_second: float | None = None

@@ -1,0 +1,67 @@
+"""A replica as the control plane wants it: a part of the wish that a node is given."""
+
+from __future__ import annotations
+
+import enum
+
+from workers.protocol.part import Part
+
+
+class ModelFile(Part, frozen=True, kw_only=True):
+    """One file of a model: path relative to the model folder."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class ModelRef(Part, frozen=True, kw_only=True):
+    """Weights and tokenizer, named by digest, and where the node finds them."""
+
+    name: str
+    digest: str
+    source: str
+    """`file:///absolute/folder`: a folder or mount that the node can read."""
+    files: tuple[ModelFile, ...] = ()
+
+
+class WantedState(enum.Enum):
+    """What the control plane wants of a replica."""
+
+    RUN = "run"
+    DRAIN = "drain"
+    """Take nothing new, let open requests end, then stop; the deadline is `drain_seconds`."""
+    STOP = "stop"
+
+
+class MpsLimits(Part, frozen=True, kw_only=True):
+    """A replica's share of its accelerators under NVIDIA's Multi-Process Service. 0: no such limit.
+
+    Since 1.4.
+    """
+
+    thread_percent: int = 0
+    memory_bytes: int = 0
+    """Of each of its accelerators."""
+
+
+class ReplicaSpec(Part, frozen=True, kw_only=True):
+    """One replica as this node should run it."""
+
+    replica_id: str
+    deployment: str
+    generation: int
+    """Rises with every change of the wish; an older one than already applied is ignored."""
+    wanted: WantedState
+    model: ModelRef
+    engine: str
+    engine_options: dict[str, str | int | float | bool] = {}
+    accelerator_uuids: tuple[str, ...] = ()
+    memory_bytes: int = 0
+    drain_seconds: float = 60.0
+    start_seconds: float = 300.0
+    """How long start-up may take before the attempt counts as failed."""
+    stall_seconds: float = 60.0
+    """Requests run and no token comes for so long: the attempt counts as crashed. 0: never."""
+    mps: MpsLimits | None = None
+    """It runs as a client of the node's MPS control daemon, within these limits. Since 1.4."""
