@@ -28,7 +28,7 @@ from exaserve_ops.serving.domain.weights_size import (
     weights_of_header,
     weights_of_index,
 )
-from tests.domain.test_kv_bytes_of_models import DEEPSEEK_V3, GEMMA_4_31B, LLAMA_8B, MISTRAL_V01
+from tests.fakes.model_configs import DEEPSEEK_V3, GEMMA_4_31B, LLAMA_8B, MISTRAL_V01
 
 GIB = 1 << 30
 LLAMA = LLAMA_8B | {"intermediate_size": 14336, "vocab_size": 128256, "max_position_embeddings": 131072}
