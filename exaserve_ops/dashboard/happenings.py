@@ -63,6 +63,8 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "stop": "was told to stop",
         "cancel": "was cancelled before it ran",
         "exited": "exited",
+        "departure_asked": "is being left by its sessions",
+        "departure_withdrawn": "keeps its sessions after all",
         "stalled": "stalled",
         "waits": "waits for room",
         "restarted": "was restarted",

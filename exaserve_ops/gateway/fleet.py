@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from exaserve_ops.adapters.session_table import owner_digest
@@ -162,6 +162,8 @@ class Fleet:
         self._slots: dict[str, ReplicaSlot] = {}
         self._by_owner: dict[bytes, ReplicaSlot] = {}
         self._groups: dict[str, list[NodeGroup]] = {}
+        self._left_groups: dict[str, list[NodeGroup]] = {}
+        """Of replicas that sessions are leaving."""
         self._facts: Mapping[str, NodeFacts] = {}
         self._facts_changed_seconds: dict[str, float] = {}
         self._spread_without: frozenset[str] = frozenset()
@@ -180,12 +182,16 @@ class Fleet:
         return self._by_owner.get(owner)
 
     def groups(self, model: str) -> list[NodeGroup]:
-        """Nodes with replicas that accept requests for a model; empty if there are none."""
+        """Nodes with replicas that new requests for a model go to; empty if there are none."""
         return self._groups.get(model, [])
+
+    def left_groups(self, model: str) -> list[NodeGroup]:
+        """Nodes with replicas that sessions are leaving: for what has no place at the others."""
+        return self._left_groups.get(model, [])
 
     def models(self) -> list[str]:
         """Models to list: served now, or by a deployment that has no replica at present."""
-        return sorted(self._groups.keys() | self._declared_models)
+        return sorted(self._groups.keys() | self._left_groups.keys() | self._declared_models)
 
     def may_exist(self, model: str) -> bool:
         """Whether a request for this model is worth waiting: false only for what nobody declared."""
@@ -193,6 +199,7 @@ class Fleet:
             not self.is_loaded
             or (not self._slots and not self._declared_models)
             or model in self._groups
+            or model in self._left_groups
             or model in self._declared_models
             or model in self._model_seen_seconds
         )
@@ -245,7 +252,7 @@ class Fleet:
         for model, seen_seconds in list(self._model_seen_seconds.items()):
             if now - seen_seconds > MODEL_MEMORY_SECONDS:
                 del self._model_seen_seconds[model]
-        for model in self._groups:
+        for model in self._groups.keys() | self._left_groups.keys():
             self._model_seen_seconds[model] = now
 
     def close(self) -> None:
@@ -267,17 +274,11 @@ class Fleet:
         return ReplicaSlot(record, pool, token)
 
     def _regroup(self, now: float) -> None:
-        groups: dict[tuple[str, str], NodeGroup] = {}
-        for slot in self._slots.values():
-            if not slot.record.accepts_new:
-                continue  # nobody new goes there; its open streams need no group
-            place = (slot.record.model, slot.record.node_id)
-            if place not in groups:
-                groups[place] = NodeGroup(slot.record.node_id, is_suspect=slot.record.node_suspect)
-            groups[place].adopt(slot)
-        self._groups = {}
-        for (model, _), group in groups.items():
-            self._groups.setdefault(model, []).append(group)
+        # Nobody new goes to those that do not accept; their open streams need no group.
+        accepting = [slot for slot in self._slots.values() if slot.record.accepts_new]
+        self._groups = _grouped(slot for slot in accepting if not slot.record.is_left)
+        self._left_groups = _grouped(slot for slot in accepting if slot.record.is_left)
+        for model in self._groups.keys() | self._left_groups.keys():
             self._model_seen_seconds[model] = now
         self._groups = {model: _less_suspects(known) for model, known in self._groups.items()}
         self._spread_facts(now)
@@ -290,7 +291,7 @@ class Fleet:
                 current.update((replica.replica_id, replica) for replica in facts.replicas)
         for slot in self._slots.values():
             slot.note_facts(current.get(slot.name))
-        for groups in self._groups.values():
+        for groups in (*self._groups.values(), *self._left_groups.values()):
             for group in groups:
                 group.sum_up()
 
@@ -298,6 +299,20 @@ class Fleet:
         """Nodes whose load is too old to be believed."""
         oldest = now - FACTS_LIFETIME_SECONDS
         return frozenset(node_id for node_id, at in self._facts_changed_seconds.items() if at < oldest)
+
+
+def _grouped(slots: Iterable[ReplicaSlot]) -> dict[str, list[NodeGroup]]:
+    """Replicas by model, and by node within."""
+    groups: dict[tuple[str, str], NodeGroup] = {}
+    for slot in slots:
+        place = (slot.record.model, slot.record.node_id)
+        if place not in groups:
+            groups[place] = NodeGroup(slot.record.node_id, is_suspect=slot.record.node_suspect)
+        groups[place].adopt(slot)
+    by_model: dict[str, list[NodeGroup]] = {}
+    for (model, _), group in groups.items():
+        by_model.setdefault(model, []).append(group)
+    return by_model
 
 
 def _less_suspects(groups: list[NodeGroup]) -> list[NodeGroup]:

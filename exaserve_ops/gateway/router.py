@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, SessionTable
 from exaserve_ops.gateway import refusals
-from exaserve_ops.gateway.fleet import REPINNED, STICKY, Fleet, ReplicaSlot
+from exaserve_ops.gateway.fleet import REPINNED, STICKY, Fleet, NodeGroup, ReplicaSlot
 from exaserve_ops.routing.domain import markdown, policy
 from exaserve_ops.routing.domain.prefixes import (
     BYTES_PER_TOKEN,
@@ -121,10 +121,25 @@ class Router:
             choice = policy.choose(groups, self._draw, is_usable, avoid_node=ask.avoid_node)
             if choice is not None and len(ask.prompt) >= FIRST_PIECE_BYTES:
                 choice = self._pick_by_prefix(ask, choice, is_usable)
-        choice = choice or policy.choose_last_resort(groups, is_possible)
+        choice = choice or self._pick_despite(ask, groups, is_usable, is_possible)
         if choice is None:
             return self._obstacle(ask)
         return policy.Choice(choice.replica, RETRIED) if ask.tried else choice
+
+    def _pick_despite(
+        self,
+        ask: Ask,
+        groups: list[NodeGroup],
+        is_usable: Callable[[ReplicaSlot], bool],
+        is_possible: Callable[[ReplicaSlot], bool],
+    ) -> Route | None:
+        """Where no well replica that stays has room: one that sessions are leaving, or one that failed."""
+        left = self._fleet.left_groups(ask.model)
+        return (
+            policy.choose(left, self._draw, is_usable, avoid_node=ask.avoid_node)
+            or policy.choose_last_resort(groups, is_possible)
+            or policy.choose_last_resort(left, is_possible)
+        )
 
     def note_sent(self, ask: Ask, slot: ReplicaSlot) -> None:
         """Remember that a replica is about to have this prompt."""
@@ -137,8 +152,9 @@ class Router:
 
         def find(name: str) -> ReplicaSlot | None:
             slot = self._fleet.find(name)
-            fits = slot is not None and slot.record.model == ask.model and is_usable(slot)
-            return slot if fits and slot is not None and slot.record.node_id != ask.avoid_node else None
+            if slot is None or slot.record.model != ask.model or slot.record.is_left:
+                return None
+            return slot if is_usable(slot) and slot.record.node_id != ask.avoid_node else None
 
         best = choose_by_prefix(beginning, self._prefixes, find, (drawn.replica,))
         ask.cached_tokens = best.cached_tokens if best else 0.0
@@ -189,7 +205,7 @@ class Router:
         owner = self._fleet.find_owner(entry.owner)
         if owner is None or not self._still_serves(owner, ask):
             return None
-        if not self._has_room(owner, ask):
+        if owner.in_flight >= self._limit_of(ask):
             return Obstacle.FULL
         ask.cached_tokens = float(entry.context_tokens)
         if ask.was_repinned:
@@ -198,7 +214,7 @@ class Router:
 
     def _still_serves(self, owner: ReplicaSlot, ask: Ask) -> bool:
         return (
-            owner.record.accepts_new
+            owner.record.serves_sessions
             and owner.is_open
             and owner.record.model == ask.model
             and owner not in ask.tried
@@ -206,13 +222,15 @@ class Router:
         )
 
     def _has_room(self, slot: ReplicaSlot, ask: Ask) -> bool:
-        limit = self._batch_limit if ask.is_batch else self._in_flight_limit
-        return slot.record.accepts_new and slot.is_open and slot.in_flight < limit
+        return slot.record.accepts_new and slot.is_open and slot.in_flight < self._limit_of(ask)
+
+    def _limit_of(self, ask: Ask) -> int:
+        return self._batch_limit if ask.is_batch else self._in_flight_limit
 
     def _obstacle(self, ask: Ask) -> Obstacle:
         accepting = [
             slot
-            for group in self._fleet.groups(ask.model)
+            for group in (*self._fleet.groups(ask.model), *self._fleet.left_groups(ask.model))
             for slot in group.replicas
             if slot.record.accepts_new
         ]

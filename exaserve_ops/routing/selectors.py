@@ -8,6 +8,7 @@ from uuid import UUID
 
 from exaserve_ops.access.models import Scope
 from exaserve_ops.access.selectors import valid_keys
+from exaserve_ops.inventory.domain.drain import NOT_DRAINED
 from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
 from exaserve_ops.routing.domain.records import KeyRecord, RouteRecord
 from exaserve_ops.serving.domain import lifecycle as states
@@ -34,6 +35,7 @@ def routes() -> dict[str, RouteRecord]:
             *("status", "reach"),
             *("node_id", "node__name", "node__key_epoch", "node__liveness"),
             *("deployment__served_name", "deployment__name"),
+            *("departure", "node__drain_status"),
         )
     )
     return {str(row[0]): _route(*row) for row in rows}
@@ -67,7 +69,7 @@ def _route(
     generation: int,
     *place: Any,  # noqa: ANN401 - columns of one row, in the query's order
 ) -> RouteRecord:
-    status, reach, node_id, node_name, key_epoch, liveness, model, deployment = place
+    status, reach, node_id, node_name, key_epoch, liveness, model, deployment, departure, drain = place
     host, _, port = address.rpartition(":")
     return RouteRecord(
         replica_id=str(pk),
@@ -83,4 +85,5 @@ def _route(
         accepts_new=status == states.READY,
         reached=reach not in CLOSED,
         node_suspect=liveness == SUSPECT,
+        is_left=bool(departure) or drain != NOT_DRAINED,
     )

@@ -182,6 +182,17 @@ class Replica(models.Model):
     unroutable_reason = models.CharField(
         max_length=500, blank=True, help_text="Ready, but a gateway could not reach it."
     )
+    departure = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="How its conversations leave it while it serves; empty: they stay.",
+    )
+    handed_over_at = models.DateTimeField(
+        null=True, blank=True, help_text="Since when it only ends what is open: its conversations have left."
+    )
+    left_behind = models.PositiveIntegerField(
+        null=True, blank=True, help_text="Conversations that had not left it when its time to drain was up."
+    )
     held_by_pids = ArrayField(
         models.PositiveIntegerField(),
         default=list,

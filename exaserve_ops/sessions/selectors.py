@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -11,6 +12,7 @@ from django.db.models import Count, F, Q, QuerySet, Sum
 from exaserve_ops.inventory.domain.drain import DRAINING, NOT_DRAINED
 from exaserve_ops.inventory.domain.liveness import ALIVE
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.departure import read_departure
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.sessions.domain.moves import PLANNED, RELOCATION
@@ -78,6 +80,7 @@ def takes_sessions(replica: Replica) -> bool:
         == (states.READY, Replica.Wanted.RUN, Replica.Role.SERVING)
         and replica.reach not in CLOSED
         and bool(replica.address)
+        and not replica.departure
         and node.liveness == ALIVE
         and node.drain_status == NOT_DRAINED
     )
@@ -174,15 +177,43 @@ def _speed(moved: QuerySet[Relocation]) -> float | None:
     return told["sent"] / told["took"] if told["count"] >= MEASURED_MOVES and told["sent"] else None
 
 
+@dataclass(frozen=True, slots=True)
+class DepartureProgress:
+    """How far the conversations of a replica have left it."""
+
+    sessions_left: int
+    """That had a turn in the last ten minutes, and whose next turn would still go there."""
+    moves_underway: int
+    replica_status: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody who was active lately is left."""
+        return not self.sessions_left and not self.moves_underway
+
+
+def departures(replica_ids: Collection[UUID], *, now: datetime) -> dict[UUID, DepartureProgress]:
+    """How far the conversations of these replicas have left, whether that was asked for or not."""
+    live = Count(
+        "inference_sessions", Q(inference_sessions__last_turn_at__gt=now - ACTIVE_FOR), distinct=True
+    )
+    moving = Count("relocations_from", Q(relocations_from__status__in=RELOCATION.live), distinct=True)
+    rows = Replica.objects.filter(pk__in=replica_ids).order_by()
+    told = rows.annotate(live=live, moving=moving).values_list("pk", "live", "moving", "status")
+    return {pk: DepartureProgress(left, underway, status) for pk, left, underway, status in told}
+
+
 def _leaving_deployments() -> set[UUID]:
-    leaving = Q(status=states.DRAINING) | Q(status=states.READY, node__drain_status=DRAINING)
+    is_asked = ~Q(departure={}) & Q(status=states.READY)
+    leaving = Q(status=states.DRAINING) | Q(status=states.READY, node__drain_status=DRAINING) | is_asked
     rows = Replica.objects.filter(leaving, role=Replica.Role.SERVING)
     return set(rows.order_by().values_list("deployment", flat=True))
 
 
 def _holder(replica: Replica, capacities: Mapping[str, int]) -> Holder:
     node = replica.node
-    leaves = ""
+    departure = read_departure(replica.departure)
+    leaves = departure.why if departure is not None and departure.moves else ""
     if replica.status == states.DRAINING or replica.wanted != Replica.Wanted.RUN:
         leaves = f"replica {replica.name} is let go"
     elif node is not None and node.drain_status != NOT_DRAINED:
@@ -197,6 +228,8 @@ def _holder(replica: Replica, capacities: Mapping[str, int]) -> Holder:
         kv_capacity_tokens=capacities.get(str(replica.pk), UNKNOWN_CAPACITY_TOKENS),
         accepts=takes_sessions(replica),
         leaves=leaves,
+        leave_to=frozenset(departure.targets) if departure else frozenset(),
+        leaves_kv=departure is not None and not departure.takes_kv,
     )
 
 

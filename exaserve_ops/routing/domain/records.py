@@ -23,12 +23,21 @@ class RouteRecord:
     attempt: int
     generation: int
     accepts_new: bool = True
-    """False while draining: keeps its sessions' open streams, gets nothing new."""
+    """False while draining: what is open there may end, and only its own sessions go there, if any do."""
     block_tokens: int = 16
     reached: bool = True
     """Whether some gateway has connected to it, or none was there to: gateways start with that."""
     node_suspect: bool = False
     """Its node misses signs of life: nobody new goes there while others serve."""
+    is_left: bool = False
+    """Its sessions are on their way elsewhere: nobody new goes there while another one has room."""
+    keeps_sessions: bool = False
+    """It drains, and its sessions have not left yet: until they do, their turns are served there."""
+
+    @property
+    def serves_sessions(self) -> bool:
+        """Whether the turns of its own sessions go there."""
+        return self.accepts_new or self.keeps_sessions
 
 
 class ReplicaFacts(NamedTuple):

@@ -21,6 +21,7 @@ RECOMPUTE = "recompute"
 _SAME_RACK_PENALTY = 0.02
 _FAR_PENALTY = 0.05
 """How much fuller a nearer target may be: KV over a network costs more than over shared memory."""
+_NO_OTHER = "no other replica of its deployment"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,10 @@ class Holder:
     """Whether it may be given conversations: ready, not draining, reached."""
     leaves: str = ""
     """Why all of its conversations must go, such as `node n3 drains`; empty where it stays."""
+    leave_to: frozenset[str] = frozenset()
+    """Replicas that they may go to; empty: any of its deployment."""
+    leaves_kv: bool = False
+    """Whether what leaves must be computed again wherever it goes, since that has other weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +292,8 @@ class _Planner:
                 continue  # without looking for a target: there may be tens of thousands of them
             target = self._best_target(source, session, ceiling=None)
             if target is None:
-                self._stay(session, "no other replica of its deployment takes conversations now")
+                others = "none of the replicas it may go to" if source.leave_to else _NO_OTHER
+                self._stay(session, f"{others} takes conversations now")
             else:
                 self._try(session, target, source.leaves)
 
@@ -358,6 +364,7 @@ class _Planner:
             (self._pressure_with(holder, session) + _distance(source, holder), holder.replica_id, holder)
             for holder in self._able[source.deployment]
             if holder.replica_id != source.replica_id
+            and (not source.leave_to or holder.replica_id in source.leave_to)
         ]
         if ceiling is not None:
             able = [entry for entry in able if self._pressure_with(entry[2], session) < ceiling]
@@ -401,7 +408,9 @@ class _Planner:
             session.context_tokens,
             rates,
             same_node=source is not None and source.node_id == target.node_id,
-            same_layout=source is not None and source.kv_layout == target.kv_layout != "",
+            same_layout=source is not None
+            and not (source.leaves and source.leaves_kv)
+            and source.kv_layout == target.kv_layout != "",
         )
 
     def _stay(self, session: HeldSession, why: str) -> None:
