@@ -95,7 +95,7 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class TierView:
-    """One tier of all replicas."""
+    """One tier of the replicas of a pool, or of those without one."""
 
     name: str
     used_blocks: int
@@ -188,7 +188,7 @@ def view_kv(told: Mapping[str, Any] | None, known: Mapping[str, Named]) -> KvVie
     ]
     rows = [row for pool in pools for row in pool.rows] + alone
     return KvView(
-        tuple(pools), tuple(alone), _tiers(rows), _hits(rows), _swaps(rows),
+        tuple(pools), tuple(alone), _tiers(pools, alone), _hits(rows), _swaps(rows),
         tuple((row.label, row.load["thrash_reason"]) for row in rows if row.load.get("thrash_reason")),
     )  # fmt: skip
 
@@ -248,20 +248,34 @@ def _pieces(
     return tuple(pieces)
 
 
-def _tiers(rows: Sequence[ReplicaRow]) -> tuple[TierView, ...]:
-    views = []
-    for key, name in _TIER_NAMES.items():
-        own = [(row, tier) for row in rows for tier in row.load.get("tiers", ()) if tier["name"] == key]
-        if not own:
-            continue
-        capacity = sum(tier["capacity_blocks"] for _, tier in own)
-        bar = _pieces(
-            [("used", tier["used_blocks"]) for _, tier in own], capacity, [row.mark for row, _ in own]
-        )
-        shares = tuple((row.mark, tier["used_blocks"]) for row, tier in own if tier["used_blocks"])
-        used = sum(tier["used_blocks"] for _, tier in own)
-        views.append(TierView(name, used, capacity, bar, shares, _off(own)))
+def _tiers(pools: Sequence[PoolView], alone: Sequence[ReplicaRow]) -> tuple[TierView, ...]:
+    """Tiers by pool, whose blocks are of one size; then of the replicas with memory of their own."""
+    groups = [
+        (f", pool {pool.facts['pool_id'][:8]}", pool.rows, pool.facts["capacity_blocks"]) for pool in pools
+    ]
+    if alone:
+        groups.append((", not pooled", tuple(alone), 0))
+    views = [
+        view
+        for key in _TIER_NAMES
+        for what, rows, shared_blocks in groups
+        if (view := _tier(key, what if len(groups) > 1 else "", rows, shared_blocks)) is not None
+    ]
     return tuple(views)
+
+
+def _tier(key: str, what: str, rows: Sequence[ReplicaRow], shared_blocks: int) -> TierView | None:
+    own = [(row, tier) for row in rows for tier in row.load.get("tiers", ()) if tier["name"] == key]
+    if not own:
+        return None
+    capacity = sum(tier["capacity_blocks"] for _, tier in own)
+    if key == "accelerator" and shared_blocks:
+        # Each engine of a pool says how far it could grow; together they have what the pool has.
+        capacity = min(capacity, shared_blocks)
+    bar = _pieces([("used", tier["used_blocks"]) for _, tier in own], capacity, [row.mark for row, _ in own])
+    shares = tuple((row.mark, tier["used_blocks"]) for row, tier in own if tier["used_blocks"])
+    used = sum(tier["used_blocks"] for _, tier in own)
+    return TierView(_TIER_NAMES[key] + what, used, capacity, bar, shares, _off(own))
 
 
 def _off(own: Sequence[tuple[ReplicaRow, Mapping[str, Any]]]) -> tuple[tuple[str, str], ...]:

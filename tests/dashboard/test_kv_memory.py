@@ -97,6 +97,17 @@ def test_hits_misses_tiers_and_swaps_are_shown_where_engines_tell(
         assert words in text, words
 
 
+def test_tiers_add_no_blocks_of_different_pools_and_no_pool_is_larger_than_it_is() -> None:
+    view = view_kv(told_by(pool_of("a"), pool_of("b"), loads={"a": load_of(), "b": load_of()}), {})
+    computing = [tier for tier in view.tiers if tier.name.startswith("Where it computes, pool ")]
+    assert [tier.used_blocks for tier in computing] == [24, 24]
+    assert all(
+        tier.capacity_blocks <= pool.facts["capacity_blocks"] for tier in computing for pool in view.pools
+    )
+    alone = view_kv(told_by(pool_of("a"), loads={"a": load_of()}), {})
+    assert [tier.name for tier in alone.tiers] == ["Where it computes", "Host memory", "Disk"]
+
+
 def test_bar_shows_what_is_held_lent_and_brought() -> None:
     told = told_by(pool_of("a", leased_blocks=8, live_blocks=4, cached_blocks=2))
     [row] = view_kv(told, {"a": Named("chat-1", "/r")}).rows
@@ -131,8 +142,8 @@ def test_sums_of_a_node_add_up_and_nothing_is_divided_by_nothing() -> None:
     view = view_kv(told_by(pool_of("a"), loads={"a": load_of(), "b": load_of()}), {})
     assert (view.hits.ratio, view.hits.query_tokens) == (0.6, 2000.0)
     assert sum(p.width for p in view.hits.bar) == BAR_WIDTH
-    assert [tier.used_blocks for tier in view.tiers] == [48, 192, 0]
-    assert view.tiers[2].used_ratio is None
+    assert [tier.used_blocks for tier in view.tiers if "not pooled" in tier.name] == [24, 96, 0]
+    assert view.tiers[-1].used_ratio is None
     empty = pool_of("a", leased_blocks=0, live_blocks=0, cached_blocks=0, brought_blocks=0)
     assert view_kv(told_by(empty), {}).hits.ratio is None
     assert view_kv(None, {}).rows == ()
