@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import struct
+import os
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from exaserve_ops.adapters.model_hashing import hash_files
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.lib.json_text import read_json
 from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
-from exaserve_ops.serving.domain.manifest import FileEntry
+from exaserve_ops.serving.domain.manifest import EncodedManifest, FileEntry
 from exaserve_ops.serving.domain.weights_size import UnknownWeights, weights_of_files
 from exaserve_ops.serving.services.models import ModelFacts
+from workers.protocol import manifest as manifests
+from workers.protocol.shards import MAX_INDEX_BYTES, SUFFIX, ShardError, read_header
 
-MAX_HEADER_BYTES = 100 * 1024 * 1024
-"""Bound of a safetensors header; the format's own implementation has the same."""
 MAX_CONFIG_BYTES = 4 * 1024 * 1024
 """Bound of config.json; the largest ones list the layers of a quantised model."""
-MAX_INDEX_BYTES = 64 * 1024 * 1024
 _INDEX = "model.safetensors.index.json"
-_CHUNK_BYTES = 4 * 1024 * 1024
+_HUB_SNAPSHOTS = "snapshots"
+_HUB_BLOBS = "blobs"
+"""A hub's cache has links in `snapshots/<revision>` to the files in `blobs`."""
 
 
 def _nobody_listens(read_bytes: int) -> None:
@@ -46,17 +46,16 @@ class ModelFolder:
             architecture = read_architecture(config)
         except UnknownArchitectureError as error:
             raise InvalidInputError("folder", f"config.json: {error}") from error
-        names = sorted(
-            file.relative_to(path).as_posix()
-            for file in path.rglob("*")
-            if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
-        )
-        weights = [name for name in names if name.endswith(".safetensors")]
+        names = _names(path)
+        weights = [name for name in names if name.endswith(SUFFIX)]
         if not weights:
-            raise InvalidInputError("folder", f"'{folder}' holds no .safetensors file")
+            raise InvalidInputError("folder", f"'{folder}' holds no {SUFFIX} file")
         if "tokenizer.json" not in names:
             raise InvalidInputError("folder", f"'{folder}' holds no tokenizer.json")
-        files = tuple(_entry(path, name, progress) for name in names)
+        # Before anything is hashed: what is broken at its publisher is found in a moment.
+        parameter_count = sum(_parameters(path, name) for name in weights)
+        hashed = hash_files(path, names, progress)
+        files = tuple(FileEntry(file.path, file.size_bytes, file.sha256) for file in hashed)
         index = _json_file(path / _INDEX, MAX_INDEX_BYTES) if _INDEX in names else None
         size = weights_of_files(files, index)
         if isinstance(size, UnknownWeights):
@@ -65,10 +64,50 @@ class ModelFolder:
             source=path.as_uri(),
             files=files,
             architecture=architecture,
-            parameter_count=sum(_parameters(path / name) for name in weights),
+            parameter_count=parameter_count,
             config=config,
             weights_bytes=size.bytes,
+            manifest=_manifest(hashed),
         )
+
+
+def _names(folder: Path) -> list[str]:
+    """Files of the model, by their safe paths. Links are followed only where a hub's cache has them."""
+    names = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        linked = [name for name in folders if Path(parent, name).is_symlink()]
+        if linked:
+            raise InvalidInputError("folder", f"'{Path(parent, linked[0])}' is a link to a folder")
+        for name in files:
+            file = Path(parent, name)
+            if not name.startswith(".") and file.is_file():
+                _check_link(folder, file)
+                names.append(file.relative_to(folder).as_posix())
+    names.sort()
+    try:
+        manifests.check_paths(names)
+    except manifests.ManifestError as error:
+        raise InvalidInputError("folder", str(error)) from error
+    return names
+
+
+def _check_link(folder: Path, file: Path) -> None:
+    if not file.is_symlink():
+        return
+    target, home = file.resolve(), folder.resolve()
+    in_hub_cache = home.parent.name == _HUB_SNAPSHOTS and target.is_relative_to(home.parents[1] / _HUB_BLOBS)
+    if not target.is_relative_to(home) and not in_hub_cache:
+        raise InvalidInputError("folder", f"'{file.name}' is a link that leads out of the folder")
+
+
+def _manifest(files: tuple[manifests.ManifestFile, ...]) -> EncodedManifest:
+    manifest = manifests.Manifest(manifests.revision_of(files), manifests.PIECE_BYTES, files)
+    try:
+        digest, body = manifests.encode(manifest)
+    except manifests.ManifestError as error:
+        raise InvalidInputError("folder", str(error)) from error
+    return EncodedManifest(digest, body)
 
 
 def _json_file(path: Path, most_bytes: int) -> dict[str, Any]:
@@ -87,24 +126,19 @@ def _json_file(path: Path, most_bytes: int) -> dict[str, Any]:
     return value
 
 
-def _entry(path: Path, name: str, progress: Callable[[int], None]) -> FileEntry:
-    digest = hashlib.sha256()
-    with (path / name).open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-            progress(len(chunk))
-        return FileEntry(name, file.tell(), digest.hexdigest())
-
-
-def _parameters(file: Path) -> int:
+def _parameters(folder: Path, name: str) -> int:
     """Elements of all tensors, from the header alone."""
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == len(b"8 bytes.") else 0
-        if not 0 < length <= MAX_HEADER_BYTES:
-            raise InvalidInputError("folder", f"'{file.name}' has no safetensors header")
+    with (folder / name).open("rb") as stream:
+
+        def read_at(offset: int, length: int) -> bytes:
+            stream.seek(offset)
+            return stream.read(length)
+
         try:
-            header = json.loads(stream.read(length))
-        except ValueError as error:
-            raise InvalidInputError("folder", f"'{file.name}': broken header: {error}") from error
-    return sum(prod(t["shape"]) for name, t in header.items() if name != "__metadata__")
+            header = read_header(name, os.fstat(stream.fileno()).st_size, read_at)
+        except ShardError as error:
+            raise InvalidInputError("folder", str(error)) from error
+    try:
+        return sum(prod(t["shape"]) for tensor, t in header.items() if tensor != "__metadata__")
+    except (KeyError, TypeError) as error:
+        raise InvalidInputError("folder", f"{name} has a tensor without a shape in its header") from error

@@ -71,6 +71,21 @@ class ModelFile(models.Model):
         return self.path
 
 
+class ModelManifest(models.Model):
+    """Sizes and digests of a model's files and of their pieces: what nodes fetch and check it by.
+
+    Of its own, since it may be megabytes and only the controllers read it.
+    """
+
+    model = models.OneToOneField(Model, on_delete=models.CASCADE, primary_key=True, related_name="manifest")
+    digest = models.CharField(max_length=80, db_index=True, help_text="`sha256:` of the bytes; names it.")
+    body = models.BinaryField()
+
+    def __str__(self) -> str:
+        """Return the digest."""
+        return self.digest
+
+
 class Deployment(models.Model):
     """What is wanted: a model, how many replicas, how they run and where."""
 

@@ -138,6 +138,8 @@ def forbidden(node_id: str) -> list[tuple[str, ...]]:
         *(("SMEMBERS", "exaops:route:models"), ("GET", "exaops:live:summary"), ("GET", "exaops:ssh:1")),
         *(("XADD", f"exaops:log:{OTHER}", "*", "t", "x"), ("SADD", f"_kombu.binding.{own}", "x")),
         *(("LPUSH", "chores", "x"), ("BRPOP", "chores", "1"), ("HGETALL", "unacked"), ("SET", "chores", "x")),
+        *(("SET", "exaops:manifest:x", "x"), ("SET", "exaops:manifest:x", "x", "GET")),
+        *(("DEL", "exaops:manifest:x"), ("GETDEL", "exaops:manifest:x"), ("STRLEN", "exaops:manifest:x")),
         # Queue and pulse of another node; its own by other means.
         *(("BRPOP", other, "1"), ("LPUSH", other, "x"), ("LRANGE", other, "0", "-1"), ("LLEN", other)),
         *(("BRPOP", own, other, "1"), ("DEL", other), ("SET", other, "x"), ("XADD", other, "*", "a", "b")),

@@ -17,16 +17,20 @@ from exaserve_ops.api.urls import urlpatterns
 from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
-from exaserve_ops.serving.models import ModelFile, NodeWish
+from exaserve_ops.serving.models import ModelFile, ModelManifest, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
 from tests.fakes.routes import all_routes
 
-SHOWN_IN_ANOTHER = {ModelFile: "in the admin of its model"}
+SHOWN_IN_ANOTHER = {
+    ModelFile: "in the admin of its model",
+    ModelManifest: "bytes for nodes; its digest stands in the admin of its model",
+}
 NOT_OVER_REST = {
     FailureDomain: "shown with its node",
     InstallationStep: "shown with its installation",
     IdempotencyRecord: "what others were answered is not for reading",
     ModelFile: "shown with its model",
+    ModelManifest: "between controllers and agents; its digest is shown with its model",
     LeaderLease: "between controllers",
     NodeHardware: "shown with its node",
     NodeLease: "between controllers and agents",

@@ -12,7 +12,7 @@ from exaserve_ops.serving.domain.architecture import (
     read_architecture,
 )
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, kv_bytes_of
-from exaserve_ops.serving.domain.manifest import FileEntry, manifest_digest
+from exaserve_ops.serving.domain.manifest import FileEntry, revision_of
 
 LLAMA_8B: dict[str, Any] = {
     "model_type": "llama",
@@ -80,7 +80,7 @@ def test_config_of_no_language_model_is_refused_by_name(change: dict[str, Any], 
 
 def test_digest_names_bytes_and_paths_whatever_their_order() -> None:
     a, b = FileEntry("a", 1, "11"), FileEntry("b", 2, "22")
-    assert manifest_digest([a, b]) == manifest_digest([b, a])
-    assert manifest_digest([a]) != manifest_digest([FileEntry("A", 1, "11")])
-    assert manifest_digest([a]) != manifest_digest([FileEntry("a", 1, "12")])
-    assert manifest_digest([a]) != manifest_digest([FileEntry("a", 2, "11")])
+    assert revision_of([a, b]) == revision_of([b, a])
+    assert revision_of([a]) != revision_of([FileEntry("A", 1, "11")])
+    assert revision_of([a]) != revision_of([FileEntry("a", 1, "12")])
+    assert revision_of([a]) != revision_of([FileEntry("a", 2, "11")])

@@ -5,7 +5,8 @@ identity, and the control plane can make every user again after Redis lost them.
 `key_epoch` changes the password with all its other keys.
 
 A compromised node reaches what its agent reaches: it can append reports (which are sealed), write its
-own pulse, and take or add commands of its own queue (which are sealed as well). Reports, sessions,
+own pulse, take or add commands of its own queue (which are sealed as well), and read the manifests of
+weights. Reports, sessions,
 routes and the commands of others stay closed to it.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from workers.protocol import digests, names, pulse
+from workers.protocol import digests, manifest, names, pulse
 
 PREFIX = "exaops-node-"
 """Begins the name of every user that the control plane makes; others are none of its business."""
@@ -43,6 +44,8 @@ def rights_of(node_id: str) -> tuple[str, ...]:
         f"(+set %W~{pulse.key_of(node_id)})",
         # Taking commands, and putting one back that was taken when the connection broke.
         f"(+brpop +lpush ~{names.node_queue(node_id)})",
+        # Manifests of weights hold no secret, and are checked by the digest that a sealed command names.
+        f"(+get %R~{manifest.key_of('*')})",
     )
 
 

@@ -1,4 +1,4 @@
-"""The list of a model's files, and the digest that names it."""
+"""The list of a model's files, and the digests that name it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,17 @@ class FileEntry:
     sha256: str
 
 
-def manifest_digest(files: Iterable[FileEntry]) -> str:
-    """`sha256:` over the sorted lines `<sha256>  <size>  <path>`."""
+@dataclass(frozen=True, slots=True)
+class EncodedManifest:
+    """Sizes and digests of all files and of their pieces, as nodes read them."""
+
+    digest: str
+    """SHA-256 of the bytes: what nodes are told, and accept no others for."""
+    body: bytes
+
+
+def revision_of(files: Iterable[FileEntry]) -> str:
+    """Name a model by its files: `sha256:` over the sorted lines `<sha256>  <size>  <path>`."""
     digest = hashlib.sha256()
     for file in sorted(files, key=lambda f: f.path):
         digest.update(f"{file.sha256}  {file.size_bytes}  {file.path}\n".encode())

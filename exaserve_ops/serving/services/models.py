@@ -13,9 +13,9 @@ from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain.architecture import Architecture
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, kv_bytes_of
-from exaserve_ops.serving.domain.manifest import FileEntry, manifest_digest
+from exaserve_ops.serving.domain.manifest import EncodedManifest, FileEntry, revision_of
 from exaserve_ops.serving.domain.weights_size import WeightsSize, weights_of_files
-from exaserve_ops.serving.models import Model, ModelFile
+from exaserve_ops.serving.models import Model, ModelFile, ModelManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,8 @@ class ModelFacts:
     """config.json; empty for a model that is only described."""
     weights_bytes: int | None = None
     """As the index of its shards says; `None`: by the files alone."""
+    manifest: EncodedManifest | None = None
+    """What nodes fetch it by; `None`: it is only ever used where it lies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +62,14 @@ class ModelFolderReader(Protocol):
 def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -> Model:
     """Record a model. The same bytes under the same name again are no change.
 
+    A model that was recorded without a manifest gets one so.
     Raises `ConflictError` where the name stands for other bytes.
     """
-    digest = manifest_digest(facts.files)
+    digest = revision_of(facts.files)
     known = Model.objects.filter(name=name).first()
     if known is not None:
         if known.digest == digest:
+            _keep_manifest(known, facts.manifest)
             return known
         raise ConflictError(f"'{name}' names other bytes ({known.digest}); register another name")
     architecture = facts.architecture
@@ -95,9 +99,18 @@ def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -
     ModelFile.objects.bulk_create(
         ModelFile(model=model, path=f.path, size_bytes=f.size_bytes, sha256=f.sha256) for f in facts.files
     )
+    _keep_manifest(model, facts.manifest)
     subject = Subject("model", str(model.pk), model.name)
     record_event(subject, "registered", actor=actor, now=now, reason=digest)
     return model
+
+
+def _keep_manifest(model: Model, manifest: EncodedManifest | None) -> None:
+    if manifest is not None:
+        # The first one stays: nodes may be fetching by it.
+        ModelManifest.objects.get_or_create(
+            model=model, defaults={"digest": manifest.digest, "body": manifest.body}
+        )
 
 
 def _weights_bytes(facts: ModelFacts) -> int:
