@@ -21,17 +21,23 @@ def key_digest(text: str | bytes) -> str:
 class ApiKeyTable:
     """Keys that are valid now. Before the first table arrived it is not `loaded`."""
 
-    __slots__ = ("_records", "loaded")
+    __slots__ = ("_records", "_seen", "loaded")
 
     def __init__(self) -> None:
         self._records: Mapping[str, KeyRecord] = {}
+        self._seen: dict[bytes, KeyRecord] = {}
+        """Valid tokens that were sent since the table came, so that each is hashed only once."""
         self.loaded = False
 
     def replace(self, records: Mapping[str, KeyRecord]) -> None:
         """Take a new table in whole; what it lacks is revoked."""
         self._records = records
+        self._seen = {}
         self.loaded = True
 
     def find(self, text: bytes) -> KeyRecord | None:
         """Return the record of a bearer token, or `None` if it is not valid."""
-        return self._records.get(key_digest(text))
+        known = self._seen.get(text)
+        if known is None and (known := self._records.get(key_digest(text))) is not None:
+            self._seen[text] = known
+        return known

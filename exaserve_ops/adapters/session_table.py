@@ -34,6 +34,9 @@ NOBODY = bytes(8)
 MOST_IN_A_CALL = 256
 """One script call holds Redis up for about 3 µs a session."""
 
+COMPANY_SECONDS = 0.002
+"""So long an ask that nobody waits for waits for others, to share their call."""
+
 _RECORD = struct.Struct("<8sIIII")
 _ASK = struct.Struct("<c8s8sII")
 _MOST_TOKENS = 0xFFFF_FFFF
@@ -141,6 +144,8 @@ class SessionTable:
         self._asks: list[bytes] = []
         self._callers: list[OnEntry] = []
         self._is_asking = False
+        self._is_due = False  # something waits that is to go as soon as no call is under way
+        self._is_timed = False
         self.calls = 0
         """Script calls so far."""
 
@@ -159,8 +164,11 @@ class SessionTable:
         self._add(model, session_id, (_REPIN, owner, expected_epoch, 0), on_entry)
 
     def note_context(self, model: str, session_id: str, context_tokens: int) -> None:
-        """Record the length of a session's context, if it has an entry. Lost silently if Redis is away."""
-        self._add(model, session_id, (_NOTE, NOBODY, 0, min(context_tokens, _MOST_TOKENS)), _ignore)
+        """Record the length of a session's context, if it has an entry. Lost silently if Redis is away.
+
+        It goes with the next call, or by itself a little later: nobody waits for it.
+        """
+        self._add_later(model, session_id, (_NOTE, NOBODY, 0, min(context_tokens, _MOST_TOKENS)), _ignore)
 
     def look_up(self, model: str, session_id: str, on_entry: OnEntry) -> None:
         """Ask without counting a turn; `ABSENT` for a session that has no entry."""
@@ -195,21 +203,42 @@ class SessionTable:
         self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
     ) -> None:
         """Put into the next call: what is asked, for which owner, at which epoch, with how many tokens."""
+        self._gather(model, session_id, ask, on_entry)
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._send)
+
+    def _add_later(
+        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
+    ) -> None:
+        """Put into the next call what alone is no reason for one, but waits a moment for company."""
+        self._gather(model, session_id, ask, on_entry)
+        if not self._is_timed:
+            self._is_timed = True
+            asyncio.get_running_loop().call_later(COMPANY_SECONDS, self._send_late)
+
+    def _send_late(self) -> None:
+        self._is_timed = False
+        self._is_due = True
+        self._send()
+
+    def _gather(
+        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
+    ) -> None:
         key, field = session_place(model, session_id)
         what, owner, epoch, context_tokens = ask
-        if not self._keys and not self._is_asking:
-            asyncio.get_running_loop().call_soon(self._send)
         self._keys.append(key)
         self._asks.append(_ASK.pack(what, field, owner, epoch, context_tokens))
         self._callers.append(on_entry)
 
     def _send(self) -> None:
         """Ask for all that has come together. One call at a time: under load the next one gathers more."""
-        if not self._keys:
+        if self._is_asking or not self._is_due:
             return
         keys, self._keys = self._keys[:MOST_IN_A_CALL], self._keys[MOST_IN_A_CALL:]
         asks, self._asks = self._asks[:MOST_IN_A_CALL], self._asks[MOST_IN_A_CALL:]
         callers, self._callers = self._callers[:MOST_IN_A_CALL], self._callers[MOST_IN_A_CALL:]
+        self._is_due = bool(self._keys)
         words = [b"%d" % len(keys), *keys, self._ttl, *asks]
         self.calls += 1
         self._is_asking = True

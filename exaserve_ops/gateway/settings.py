@@ -53,7 +53,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     attempts: int = 3
     in_flight_per_replica: int = 256
     upstream_idle_seconds: float = 30.0
-    upstream_idle_connections: int = 64
+    upstream_idle_connections: int = 256
+    """Kept for each replica, as many as may be in use: with fewer a busy one is connected to all the time."""
 
     wait_seconds: float = 5.0
     """How long a request waits for a replica to appear or to have room."""
