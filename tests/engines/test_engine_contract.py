@@ -109,6 +109,60 @@ def test_completions_take_text_and_token_ids(client: httpx.Client) -> None:
     assert joined == by_text["choices"][0]["text"]
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+def test_token_ids_come_with_the_text_when_asked_for(client: httpx.Client, path: str) -> None:
+    body = {**(chat_body() if path == CHAT else text_body()), "return_token_ids": True}
+    whole = client.post(path, json=body).json()
+    place = whole if path == CHAT else whole["choices"][0]
+    events = [json.loads(event) for event in stream_events(client, path, body)[:-1]]
+    first = events[0] if path == CHAT else events[0]["choices"][0]
+    assert len(place["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
+    assert first["prompt_token_ids"] == place["prompt_token_ids"]
+    streamed = [token for event in events for token in event["choices"][0].get("token_ids", ())]
+    assert streamed == whole["choices"][0]["token_ids"]
+    assert len(streamed) == whole["usage"]["completion_tokens"]
+
+
+def test_completion_with_null_for_its_length_has_all_the_room(client: httpx.Client) -> None:
+    room = 20
+    (card,) = client.get("/v1/models").json()["data"]
+    prompt = [5] * (card["max_model_len"] - room)
+    asked = {"model": MODEL_NAME, "prompt": prompt, "temperature": 0, "ignore_eos": True}
+    for fields, tokens in (({"max_tokens": None}, room), ({}, 16)):
+        usage = client.post(TEXT, json={**asked, **fields}).json()["usage"]
+        assert usage["completion_tokens"] == tokens
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1.1, "top_p": 0.9, "seed": 5}])
+def test_another_request_goes_on_from_any_token(client: httpx.Client, sampling: dict[str, Any]) -> None:
+    """As another engine would after this one's death: same tokens, same text, same stop string."""
+    asked = {**text_body(max_tokens=24), **sampling, "ignore_eos": True, "return_token_ids": True}
+    text = client.post(TEXT, json=asked).json()["choices"][0]["text"]
+    asked["stop"] = text[-12:-4]
+    whole = client.post(TEXT, json=asked).json()["choices"][0]
+    parts = [json.loads(event)["choices"][0] for event in stream_events(client, TEXT, asked)[1:-2]]
+    prompt, tokens = whole["prompt_token_ids"], whole["token_ids"]
+    for cut in range(1, len(tokens)):
+        rest = {"prompt": prompt + tokens[:cut], "max_tokens": 24 - cut, "continued_tokens": cut}
+        continued = client.post(TEXT, json={**asked, **rest}).json()["choices"][0]
+        assert continued["token_ids"] == tokens[cut:]
+        assert continued["finish_reason"] == whole["finish_reason"] == "stop"
+        assert "".join(part["text"] for part in parts[:cut]) + continued["text"] == whole["text"]
+
+
+def test_text_keeps_its_stop_string_when_asked_to(client: httpx.Client) -> None:
+    text = chat_text(client, chat_body())
+    stop = text[5:9]
+    cut = chat_text(client, chat_body(stop=stop))
+    assert chat_text(client, chat_body(stop=stop, include_stop_str_in_output=True)) == cut + stop
+
+
+@pytest.mark.parametrize("count", [-1, 3, 4])
+def test_more_continued_tokens_than_a_prompt_can_have_are_refused(client: httpx.Client, count: int) -> None:
+    answer = client.post(TEXT, json=text_body([1, 2, 3], continued_tokens=count))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "continued_tokens")
+
+
 def test_stop_string_across_tokens_cuts_the_text(client: httpx.Client) -> None:
     whole = chat_text(client, chat_body())
     middle = len(whole) // 2

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from workers.engines.openai_server.errors import ApiError
 from workers.engines.openai_server.port import ChatMessage
-from workers.engines.openai_server.stop_strings import StopFilter
+from workers.engines.openai_server.stop_strings import StopFilter, StopKeeper
 from workers.engines.torch_engine.tokenizer import (
     IncrementalDecoder,
     ModelTokenizer,
@@ -58,6 +58,43 @@ def test_bytes_that_are_no_text_do_not_hold_the_stream_up(tokenizer: ModelTokeni
     decoder = IncrementalDecoder(tokenizer, [])
     text = "".join(decoder.feed(token) for token in [*broken, *tokenizer.encode_text(" on")])
     assert text == "\ufffd" * 50 + " on"
+
+
+BYTES_AND_WORDS = st.lists(st.sampled_from([*range(256), 300, 700]), min_size=1, max_size=30)
+
+
+@settings(max_examples=300)
+@given(prompt=st.lists(st.integers(0, 255), max_size=8), tokens=BYTES_AND_WORDS, data=st.data())
+def test_decoder_that_takes_over_says_what_the_first_had_not_said_yet(
+    tokenizer: ModelTokenizer, prompt: list[int], tokens: list[int], data: st.DataObject
+) -> None:
+    """Also within a character, and among bytes that make none."""
+    unbroken = IncrementalDecoder(tokenizer, prompt)
+    pieces = [unbroken.feed(token) for token in tokens]
+    cut = data.draw(st.integers(0, len(tokens)))
+    second = IncrementalDecoder(tokenizer, [*prompt, *tokens[:cut]])
+    assert "".join(second.feed(token) for token in tokens[cut:]) == "".join(pieces[cut:])
+
+
+@settings(max_examples=300)
+@given(
+    pieces=st.lists(st.text("ab", max_size=3), max_size=12),
+    stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
+)
+def test_text_that_keeps_its_stop_string_ends_where_the_other_would(
+    pieces: list[str], stops: list[str]
+) -> None:
+    cutting, keeping = StopFilter(stops), StopKeeper(stops)
+    cut, kept = "", ""
+    for piece in pieces:
+        (shown, stopped), (more, also_stopped) = cutting.feed(piece), keeping.feed(piece)
+        cut, kept = cut + shown, kept + more
+        assert stopped == also_stopped
+        if stopped:
+            assert kept.removeprefix(cut) in stops
+            assert StopFilter(stops).feed(kept) == (cut, True)
+            return
+    assert kept == "".join(pieces) == cut + cutting.flush()
 
 
 @settings(max_examples=300)

@@ -95,17 +95,18 @@ class GenerationResponse:
         self._stream.abort()
 
     async def _send_whole(self, first: Delta, send: Send) -> None:
-        texts = [first.text]
+        texts, token_ids = [first.text], [*first.token_ids]
         finish = first.finish
         while finish is None:
             delta = await self._stream.next_delta()
             texts.append(delta.text)
+            token_ids += delta.token_ids
             finish = delta.finish
         if finish == "error":
             body = error_body(ApiError(500, _ENGINE_FAILED, code="engine_failed"))
             await _send_json(500, body, send)
             return
-        body = self._shape.whole("".join(texts), finish, usage_of(self._stream))
+        body = self._shape.whole("".join(texts), token_ids, finish, usage_of(self._stream))
         await _send_json(200, body, send)
 
     async def _send_events(self, first: Delta, send: Send) -> None:
@@ -116,13 +117,16 @@ class GenerationResponse:
             await _send_part(server_event(opening), send)
         delta = first
         while delta.finish is None:
-            if delta.text:
-                await _send_part(server_event(self._shape.part(delta.text)), send)
+            await self._send_delta(delta, send)
             delta = await self._stream.next_delta()
-        if delta.text:
-            await _send_part(server_event(self._shape.part(delta.text)), send)
+        await self._send_delta(delta, send)
         await _send_part(self._ending(delta.finish), send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_delta(self, delta: Delta, send: Send) -> None:
+        """Send what there is to see: text, or tokens without any yet where they were asked for."""
+        if delta.text or (delta.token_ids and self._shape.shows_tokens):
+            await _send_part(server_event(self._shape.part(delta.text, delta.token_ids)), send)
 
     def _ending(self, finish: FinishReason) -> bytes:
         if finish == "error":

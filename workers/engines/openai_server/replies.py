@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -57,26 +58,33 @@ class ReplyShape:
     request_id: str
     model: str
     created: int
+    prompt_token_ids: Sequence[int] | None = None
+    """`None`: the client did not ask for token ids, of the prompt or of the text."""
 
-    def whole(self, text: str, finish: FinishReason, usage: Json) -> Json:
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether token ids were asked for."""
+        return self.prompt_token_ids is not None
+
+    def whole(self, text: str, token_ids: Sequence[int], finish: FinishReason, usage: Json) -> Json:
         """Body of a reply that is not streamed."""
-        choice: Json = {"index": 0, "logprobs": None, "finish_reason": finish}
+        choice: Json = {"index": 0, "logprobs": None, "finish_reason": finish, **self._ids(token_ids)}
         if self.route == "chat":
             choice["message"] = {"role": "assistant", "content": text}
         else:
             choice["text"] = text
         name = "chat.completion" if self.route == "chat" else "text_completion"
-        return {**self._head(name), "choices": [choice], "usage": usage}
+        return self._with_prompt({**self._head(name), "choices": [choice], "usage": usage})
 
     def opening(self) -> Json | None:
-        """First chunk, which names the role; completions have none."""
-        if self.route == "text":
-            return None
-        return self._chunk({"delta": {"role": "assistant", "content": ""}}, None)
+        """First chunk, which names the role and has the prompt's tokens; else completions have none."""
+        if self.route == "chat":
+            return self._with_prompt(self._chunk({"delta": {"role": "assistant", "content": ""}}, None))
+        return self._with_prompt(self._chunk({"text": ""}, None)) if self.shows_tokens else None
 
-    def part(self, text: str) -> Json:
+    def part(self, text: str, token_ids: Sequence[int]) -> Json:
         """Chunk with more text."""
-        return self._chunk(self._text_of(text), None)
+        return self._chunk({**self._text_of(text), **self._ids(token_ids)}, None)
 
     def closing(self, finish: FinishReason) -> Json:
         """Chunk that says why the text ended."""
@@ -86,6 +94,16 @@ class ReplyShape:
     def usage_chunk(self, usage: Json) -> Json:
         """Chunk without choices that carries the token counts."""
         return {**self._head(self._chunk_name), "choices": [], "usage": usage}
+
+    def _ids(self, token_ids: Sequence[int]) -> Json:
+        return {"token_ids": token_ids} if self.shows_tokens else {}
+
+    def _with_prompt(self, body: Json) -> Json:
+        """Add the prompt's tokens where vLLM has them: beside a chat's choices, in a completion's choice."""
+        if self.shows_tokens:
+            place = body if self.route == "chat" else body["choices"][0]
+            place["prompt_token_ids"] = self.prompt_token_ids
+        return body
 
     @property
     def _chunk_name(self) -> str:

@@ -37,6 +37,7 @@ from workers.engines.openai_server.schema import (
     CompletionRequest,
     Decoded,
     PrefetchRequest,
+    check_continued,
     check_max_tokens,
     check_messages,
     check_sampling,
@@ -48,7 +49,6 @@ from workers.engines.openai_server.session_sending import TRANSFERS_PATH
 from workers.engines.openai_server.stream import GenerationStream
 
 HEALTH_PATH = "/health"
-_DEFAULT_COMPLETION_TOKENS = 16
 _LONG_TEXT_CHARACTERS = 20_000
 """From here on tokenising takes milliseconds and moves to a thread."""
 _SESSION_CHARACTERS = 200
@@ -202,7 +202,13 @@ class Api:
             metrics=self._metrics,
             prompt_tokens=len(task.prompt),
         )
-        shape = ReplyShape(route, task.request_id, self._model_name, unix_seconds())
+        shape = ReplyShape(
+            route,
+            task.request_id,
+            self._model_name,
+            unix_seconds(),
+            prompt_token_ids=task.prompt if body.return_token_ids else None,
+        )
         response = GenerationResponse(self._engine, task, stream, shape, self.open_generations)
         if not body.stream:
             return response
@@ -218,7 +224,7 @@ class Api:
         room = limit - len(prompt)
         wanted = check_max_tokens(body)
         if wanted is None:
-            wanted = room if route == "chat" else min(room, _DEFAULT_COMPLETION_TOKENS)
+            wanted = room
         if room < 1 or wanted > room:
             raise bad_request(
                 f"This model's maximum context length is {limit} tokens; the request asks for "
@@ -235,7 +241,9 @@ class Api:
             top_p=sampling.top_p,
             seed=sampling.seed,
             stop=sampling.stop,
+            keeps_stop=body.include_stop_str_in_output,
             ignore_eos=sampling.ignore_eos,
+            continued_tokens=check_continued(body, len(prompt)),
         )
 
     def _check_prompt(self, prompt: Sequence[int], param: str) -> None:

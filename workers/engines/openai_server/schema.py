@@ -14,6 +14,7 @@ from workers.engines.openai_server.port import ChatMessage
 MAX_BODY_BYTES = 8 * 1024 * 1024
 MAX_STOP_STRINGS = 16
 MAX_TEMPERATURE = 2.0
+_DEFAULT_COMPLETION_TOKENS = 16
 
 _FIELD_AT_FAULT = re.compile(r"(?:at `\$\.|required field `)([a-z_]+)")
 
@@ -42,7 +43,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of both routes. Fields that are not named here are ignored, as clients send many."""
 
     model: str
-    max_tokens: int | None = None
+    max_tokens: int | msgspec.UnsetType | None = msgspec.UNSET
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -51,6 +52,8 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    return_token_ids: bool | None = None
     logit_bias: dict[str, float] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -75,6 +78,7 @@ class CompletionRequest(_Common, frozen=True, kw_only=True):
     echo: bool | None = None
     suffix: str | None = None
     best_of: int | None = None
+    continued_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +136,27 @@ def check_sampling(body: ChatRequest | CompletionRequest) -> Sampling:
 
 
 def check_max_tokens(body: ChatRequest | CompletionRequest) -> int | None:
-    """Return the wanted length, or `None` for the route's default. Raises `ApiError` (400)."""
+    """Return the wanted length, or `None` for as many tokens as fit. Raises `ApiError` (400)."""
     wanted, param = body.max_tokens, "max_tokens"
+    if wanted is msgspec.UNSET:
+        # As elsewhere: a completion that says nothing is short, one that says null has no bound of its own.
+        wanted = None if isinstance(body, ChatRequest) else _DEFAULT_COMPLETION_TOKENS
     if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
         wanted, param = body.max_completion_tokens, "max_completion_tokens"
     if wanted is not None and wanted < 1:
         raise bad_request(f"{param} must be at least 1.", param=param)
     return wanted
+
+
+def check_continued(body: ChatRequest | CompletionRequest, prompt_tokens: int) -> int:
+    """Return how many of the prompt's last tokens were generated elsewhere. Raises `ApiError` (400)."""
+    count = body.continued_tokens if isinstance(body, CompletionRequest) else 0
+    if not 0 <= count < max(1, prompt_tokens):
+        raise bad_request(
+            f"continued_tokens must be from 0 to {prompt_tokens - 1}: fewer than the prompt has.",
+            param="continued_tokens",
+        )
+    return count
 
 
 def check_messages(messages: list[Message]) -> list[ChatMessage]:

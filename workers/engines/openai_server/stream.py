@@ -20,7 +20,8 @@ class Delta:
     """Text that became certain in one step. Empty while a character or stop string may be open."""
 
     text: str
-    tokens: int
+    token_ids: tuple[int, ...] = ()
+    """What was generated in it; the text may lag behind, or be that of earlier ones."""
     finish: FinishReason | None = None
 
 
@@ -66,14 +67,14 @@ class GenerationStream:
     def record(self, delta: Delta) -> None:
         """Count a delta at the moment it was made, so that a slow reader does not distort it."""
         now = time.monotonic()
-        if delta.tokens:
+        if delta.token_ids:
             if self._last_token_at is None:
                 self._metrics.time_to_first_token.observe(now - self._arrived_at)
             else:
                 self._metrics.inter_token_latency.observe(now - self._last_token_at)
             self._last_token_at = now
-            self.completion_tokens += delta.tokens
-            self._metrics.generation_tokens.inc(delta.tokens)
+            self.completion_tokens += len(delta.token_ids)
+            self._metrics.generation_tokens.inc(len(delta.token_ids))
         if delta.finish is not None:
             self.count_outcome(delta.finish)
 

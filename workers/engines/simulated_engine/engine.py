@@ -15,7 +15,7 @@ from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.openai_server.errors import bad_request
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.openai_server.port import ChatMessage, GenerationTask, Readiness
-from workers.engines.openai_server.stop_strings import StopFilter
+from workers.engines.openai_server.stop_strings import TextEnd, text_end
 from workers.engines.openai_server.stream import Delta, FinishReason, GenerationStream, push_deltas
 from workers.protocol.digests import KV_BLOCK_TOKENS, block_hash_chain
 
@@ -111,7 +111,7 @@ class SimulatedEngine:
 
     def encode_text(self, text: str) -> list[int]:
         """One token for up to four letters, numbered by hash."""
-        return [zlib.crc32(piece.encode()) % VOCABULARY_SIZE for piece in _PIECE.findall(text)]
+        return [_token_of(piece) for piece in _PIECE.findall(text)]
 
     def submit(self, task: GenerationTask, stream: GenerationStream) -> None:
         """Queue a task."""
@@ -185,18 +185,21 @@ class SimulatedEngine:
             if request.worker is not None:
                 request.worker.cancel()
             self._end(request)
-        push_deltas([(request.stream, Delta("", 0, "error")) for request in open_requests])
+        push_deltas([(request.stream, Delta("", finish="error")) for request in open_requests])
 
     async def _generate(self, request: _Request) -> None:
-        task, stops = request.task, StopFilter(request.task.stop)
+        task = request.task
+        stops = text_end(task.stop, keeps_stop=task.keeps_stop)
         words = self._word_source(task)
+        _pass_over(task, words, stops)
         await self._wait(self._settings.ttft_seconds)
         for count in range(1, task.max_tokens + 1):
             if count > 1:
                 await self._wait(self._settings.itl_seconds)
             if count == 1:
                 self._name_prompt_blocks(request)
-            text, stopped = stops.feed(" " + words.choice(_WORDS))
+            word = words.choice(_WORDS)
+            text, stopped = stops.feed(" " + word)
             finish: FinishReason | None = None
             if stopped:
                 finish = "stop"
@@ -205,7 +208,7 @@ class SimulatedEngine:
                 text += stops.flush()
             if finish is not None:
                 self._end(request)
-            push_deltas([(request.stream, Delta(text, 1, finish))])
+            push_deltas([(request.stream, Delta(text, (_token_of(word),), finish))])
             if finish is not None:
                 return
 
@@ -213,7 +216,7 @@ class SimulatedEngine:
         """Greedy and seeded requests repeat themselves; others differ from one to the next."""
         seed: object = task.seed
         if task.temperature == 0:
-            seed = f"greedy {task.prompt}"
+            seed = f"greedy {task.prompt[: len(task.prompt) - task.continued_tokens]}"
         elif seed is None:
             seed = self._random.random()
         return random.Random(str(seed))  # noqa: S311 - words, no secret
@@ -232,3 +235,14 @@ class SimulatedEngine:
     async def _wait(self, seconds: float) -> None:
         jitter = self._settings.jitter_ratio
         await asyncio.sleep(seconds * self._random.uniform(1 - jitter, 1 + jitter))
+
+
+def _pass_over(task: GenerationTask, words: random.Random, stops: TextEnd) -> None:
+    """Draw what another engine has drawn before its place was taken."""
+    if task.temperature == 0 or task.seed is not None:
+        for _ in range(task.continued_tokens):
+            stops.feed(" " + words.choice(_WORDS))
+
+
+def _token_of(piece: str) -> int:
+    return zlib.crc32(piece.encode()) % VOCABULARY_SIZE

@@ -15,7 +15,7 @@ from typing import TypeVar
 from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.openai_server.port import GenerationTask
-from workers.engines.openai_server.stop_strings import StopFilter
+from workers.engines.openai_server.stop_strings import TextEnd, text_end
 from workers.engines.openai_server.stream import Delta, FinishReason, GenerationStream, push_deltas
 from workers.engines.torch_engine.model import Decoder
 from workers.engines.torch_engine.sampling import Sampler, sample_tokens
@@ -51,7 +51,7 @@ class _Request:
     sequence: Sequence
     sampler: Sampler
     decoder: IncrementalDecoder
-    stops: StopFilter
+    stops: TextEnd
 
     @property
     def generated(self) -> int:
@@ -179,11 +179,20 @@ class EngineLoop:
             task=task,
             stream=stream,
             sequence=sequence,
-            sampler=Sampler.seeded(task.temperature, task.top_p, task.seed),
+            sampler=Sampler.seeded(task.temperature, task.top_p, task.seed, drawn=task.continued_tokens),
             decoder=IncrementalDecoder(self._tokenizer, task.prompt),
-            stops=StopFilter(task.stop),
+            stops=self._text_end(task),
         )
         self._scheduler.add(sequence)
+
+    def _text_end(self, task: GenerationTask) -> TextEnd:
+        """What ends the text; of one that is continued, a stop string may have begun before."""
+        end = text_end(task.stop, keeps_stop=task.keeps_stop)
+        # A character has at most four tokens.
+        recent = min(task.continued_tokens, 4 * max(map(len, task.stop), default=0))
+        if recent:
+            end.feed(self._tokenizer.decode_certain(task.prompt[-recent:]))
+        return end
 
     def _drop(self, request_id: str) -> None:
         request = self._requests.pop(request_id, None)
@@ -272,7 +281,7 @@ class EngineLoop:
     def _read_token(self, request: _Request, token: int) -> Delta:
         """Turn a new token into text and decide whether the request ends with it."""
         if token in self._eos_token_ids and not request.task.ignore_eos:
-            return Delta(request.stops.flush(), 1, "stop")
+            return Delta(request.stops.flush(), (token,), "stop")
         text, stopped = request.stops.feed(request.decoder.feed(token))
         finish: FinishReason | None = None
         if stopped:
@@ -280,7 +289,7 @@ class EngineLoop:
         elif request.generated >= request.task.max_tokens:
             finish = "length"
             text += request.stops.flush()
-        return Delta(text, 1, finish)
+        return Delta(text, (token,), finish)
 
     def _note_load(self) -> None:
         self._load = EngineLoad(
@@ -299,7 +308,7 @@ class EngineLoop:
             action()
         streams = [request.stream for request in self._requests.values()]
         self._requests.clear()
-        push_deltas([(stream, Delta("", 0, "error")) for stream in streams])
+        push_deltas([(stream, Delta("", finish="error")) for stream in streams])
 
 
 def _nothing() -> None:

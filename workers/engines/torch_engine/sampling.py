@@ -22,9 +22,16 @@ class Sampler:
     numbers: random.Random = field(default_factory=random.Random)
 
     @staticmethod
-    def seeded(temperature: float, top_p: float, seed: int | None) -> Sampler:
-        """Make a sampler; the same seed draws the same numbers, no seed draws fresh ones."""
-        return Sampler(temperature, top_p, random.Random(seed))  # noqa: S311 - sampling, no secret
+    def seeded(temperature: float, top_p: float, seed: int | None, *, drawn: int = 0) -> Sampler:
+        """Make a sampler; the same seed draws the same numbers, no seed draws fresh ones.
+
+        `drawn` of a seed's numbers, one for each token, have been used already.
+        """
+        numbers = random.Random(seed)  # noqa: S311 - sampling, no secret
+        if seed is not None and temperature > 0:
+            for _ in range(drawn):
+                numbers.random()
+        return Sampler(temperature, top_p, numbers)
 
 
 @torch.inference_mode()

@@ -66,6 +66,10 @@ class ModelTokenizer:
         text: str = self._tokenizer.decode(list(tokens), skip_special_tokens=True)
         return text
 
+    def decode_certain(self, tokens: Sequence[int]) -> str:
+        """Text of tokens without a character that they may not have ended."""
+        return _without_open_end(self.decode(tokens))
+
 
 class IncrementalDecoder:
     """Text of a growing list of tokens, piece by piece, never half a character.
@@ -78,7 +82,7 @@ class IncrementalDecoder:
         """Continue after `prompt`, the end of which decides about leading spaces."""
         self._tokenizer = tokenizer
         self._window = list(prompt[-_CONTEXT_TOKENS:])
-        self._shown = len(_without_open_end(tokenizer.decode(self._window)))
+        self._shown = len(tokenizer.decode_certain(self._window))
 
     def feed(self, token: int) -> str:
         """Take one more token; return the text that became certain."""
