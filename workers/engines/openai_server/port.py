@@ -9,8 +9,9 @@ from typing import Literal, Protocol, runtime_checkable
 
 from workers.engines.openai_server.metrics import EngineLoad
 from workers.engines.openai_server.stream import GenerationStream
+from workers.kv.neighbour import LentBlock
 from workers.kv.tiers.sessions import SessionRow
-from workers.kv.transfer import Block
+from workers.kv.transfer import Block, Ticket
 
 Status = Literal["loading", "ready", "failed"]
 
@@ -87,6 +88,10 @@ class SessionMover(Protocol):
     kv_shape: bytes
     """16 bytes that name weights, element type and block shape."""
     kv_block_bytes: int
+    kv_described: str
+    """What `kv_shape` names, for people."""
+    kv_arena: bytes
+    """16 bytes that name the memory that replicas of this node draw on; empty: it is this one's alone."""
 
     def held(self, session_id: str) -> Future[HeldSession]:
         """What there is of a session."""
@@ -94,6 +99,22 @@ class SessionMover(Protocol):
 
     def read_blocks(self, digests: Sequence[bytes]) -> Future[list[bytes]]:
         """Copies of blocks, up to the first that is not in memory."""
+        ...
+
+    def lend_blocks(self, ticket: Ticket, first: int, digests: Sequence[bytes]) -> Future[list[LentBlock]]:
+        """Say where blocks lie in the node's memory, up to the first that is not there.
+
+        `first` is the place of the first of them in the transfer.
+        """
+        ...
+
+    def copy_lent(
+        self, ticket: Ticket, first: int, digests: Sequence[bytes], lent: Sequence[LentBlock]
+    ) -> list[Block]:
+        """Copy what a neighbour lends, up to the first block that is not as it was lent.
+
+        For a thread of its own. Raises `OSError`.
+        """
         ...
 
     def known_blocks(self, chain: Sequence[bytes]) -> Future[int]:

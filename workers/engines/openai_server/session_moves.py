@@ -2,10 +2,11 @@
 
 The source is told to (`POST /kv/moves`, with its own key) by its agent. It offers the conversation to the
 target (`POST /kv/transfers/{id}`), which says how much it has already, and then sends the rest
-(`PUT /kv/transfers/{id}`), block by block. Neither of the two knows the other's key: an offer and all that
-follows are authenticated by a key for this one transfer, which whoever ordered the move derived from the
-target's. The target keeps nothing as the conversation's before the last byte was checked, and the source
-gives up nothing: its blocks go first once it is told that the conversation lives elsewhere
+(`PUT /kv/transfers/{id}`), block by block; or, where both draw on one memory, says where the rest lies
+(`POST /kv/transfers/{id}/lent`), and the target copies it. Neither of the two knows the other's key: an
+offer and all that follows are authenticated by a key for this one transfer, which whoever ordered the move
+derived from the target's. The target keeps nothing as the conversation's before the last byte was checked,
+and the source gives up nothing: its blocks go first once it is told that the conversation lives elsewhere
 (`DELETE /kv/sessions/{id}`).
 """
 
@@ -17,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -31,15 +32,19 @@ from workers.engines.openai_server.schema import decode_body
 from workers.engines.openai_server.session_sending import (
     ANSWER_SECONDS,
     BATCH_BLOCKS,
+    LENT_SUFFIX,
+    MOST_LENT_BLOCKS,
     PROOF_HEADER,
     TAG_BYTES,
     TRANSFERS_PATH,
+    Lending,
     MoveError,
     Offer,
     Sender,
     body_tag,
     proof,
 )
+from workers.kv.neighbour import LentBlock
 from workers.kv.transfer import DIGEST_BYTES, MOST_BLOCKS, Block, Intake, Ticket, TransferError
 from workers.protocol.digests import KV_BLOCK_TOKENS, transfer_key
 
@@ -47,6 +52,7 @@ _OFFER_SECONDS = 30.0
 _OPEN_OFFERS = 64
 _REMEMBERED_TRANSFERS = 4096
 _MOST_ORDER_BYTES = 4096
+_MOST_LENDING_BYTES = MOST_LENT_BLOCKS * 64 + 256
 _MOST_OFFER_BYTES = MOST_BLOCKS * 3 * DIGEST_BYTES
 _TRANSFER_ID_HEX = 32
 _READABLE_SECONDS = 2.0
@@ -78,6 +84,13 @@ class _Expected:
     skip: int
     """Leading blocks that were here already."""
     until: float
+    borrowed: int = 0
+    """Blocks that were copied out of the node's memory so far."""
+
+    @property
+    def rest(self) -> tuple[bytes, ...]:
+        """Digests of what is to come."""
+        return self.chain[self.skip :]
 
 
 class SessionMoveApi:
@@ -101,6 +114,7 @@ class SessionMoveApi:
             Route("/kv/sessions/{session_id}", self.let_go, methods=["DELETE"]),
             Route(TRANSFERS_PATH + "{transfer_id}", self.offer, methods=["POST"]),
             Route(TRANSFERS_PATH + "{transfer_id}", self.receive, methods=["PUT"]),
+            Route(TRANSFERS_PATH + "{transfer_id}" + LENT_SUFFIX, self.borrow, methods=["POST"]),
         ]
 
     # -- the source --------------------------------------------------------------------------------
@@ -152,7 +166,7 @@ class SessionMoveApi:
         """DELETE /kv/sessions/{id}: it lives elsewhere now; its blocks go before others'."""
         self._refuse_unless_ready()
         gone = await _in_time(self._engine.let_session_go(request.path_params["session_id"]))
-        return Response(msgspec.json.encode({"let_go": gone}), media_type="application/json")
+        return _told({"let_go": gone})
 
     # -- the target --------------------------------------------------------------------------------
     async def offer(self, request: Request) -> Response:
@@ -161,22 +175,19 @@ class SessionMoveApi:
         self._refuse_unless_ready()
         if transfer_id in self._used:
             raise ApiError(409, "This transfer was offered before.", code="transfer_used")
-        data = await _read(request, _MOST_OFFER_BYTES)
-        body, tag = data[:-TAG_BYTES], data[-TAG_BYTES:]
-        if not hmac.compare_digest(tag, body_tag(key, transfer_id, body)):
-            raise _refused()
-        offer = decode_body(body, Offer)
+        offer = decode_body(await _read_tagged(request, _MOST_OFFER_BYTES, key, transfer_id), Offer)
         chain = self._chain_of(offer)
         skip = await _in_time(self._engine.known_blocks(chain))
         ticket = Ticket(
             transfer_id, key, self._engine.kv_shape, self._engine.kv_block_bytes, len(chain) - skip
         )
         self._expect(_Expected(ticket, offer.session_id, chain, skip, time.monotonic() + _OFFER_SECONDS))
-        return Response(msgspec.json.encode({"blocks": skip}), media_type="application/json")
+        return _told({"blocks": skip, "arena": self._engine.kv_arena.hex()})
 
     def _chain_of(self, offer: Offer) -> tuple[bytes, ...]:
         if offer.shape != self._engine.kv_shape.hex() or offer.block_bytes != self._engine.kv_block_bytes:
-            raise ApiError(409, "Its KV is of another model, type or shape.", code="other_shape")
+            described = f"Its KV is of another model, type or shape: here it is {self._engine.kv_described}."
+            raise ApiError(409, described, code="other_shape")
         try:
             chain = tuple(bytes.fromhex(digest) for digest in offer.digests)
         except ValueError as error:
@@ -199,10 +210,8 @@ class SessionMoveApi:
     async def receive(self, request: Request) -> Response:
         """PUT /kv/transfers/{id}: take the blocks in; answered when all are here, checked."""
         transfer_id, _ = self._proven(request)
-        expected = self._expected.pop(transfer_id, None)
-        if expected is None or expected.until < time.monotonic():
-            raise ApiError(404, "This transfer is not expected, or not any more.", code="not_expected")
-        intake = Intake(expected.ticket, expected.chain[expected.skip :])
+        expected = self._take_up(transfer_id)
+        intake = Intake(expected.ticket, expected.rest)
         batch: list[Block] = []
         try:
             async for part in request.stream():
@@ -216,10 +225,47 @@ class SessionMoveApi:
         await self._take(batch)
         if not intake.is_complete:
             raise ApiError(400, "The transfer broke off.", code="broke_off")
+        return _told({"tokens": await self._adopt(expected)})
+
+    async def borrow(self, request: Request) -> Response:
+        """POST /kv/transfers/{id}/lent: copy blocks out of the memory that both draw on.
+
+        Answered with how many of the transfer are here now; those after them were elsewhere by the time
+        that they were looked for, and are to be lent again. The last ones' answer has the tokens.
+        """
+        transfer_id, key = self._proven(request)
+        lending = decode_body(await _read_tagged(request, _MOST_LENDING_BYTES, key, transfer_id), Lending)
+        lent = _lent_blocks(lending)
+        expected = self._take_up(transfer_id)
+        digests = expected.rest[lending.first : lending.first + len(lent)]
+        if lending.first != expected.borrowed or len(digests) != len(lent):
+            raise bad_request("These are not the blocks that come next.", param="first")
+        try:
+            blocks = await asyncio.to_thread(
+                self._engine.copy_lent, expected.ticket, lending.first, digests, lent
+            )
+        except OSError as error:
+            raise unavailable(f"The node's memory cannot be read: {error}", code="memory_failed") from error
+        await self._take(blocks)
+        borrowed = expected.borrowed + len(blocks)
+        if borrowed == len(expected.rest):
+            return _told({"blocks": borrowed, "tokens": await self._adopt(expected)})
+        until = time.monotonic() + _OFFER_SECONDS
+        self._expected[transfer_id] = replace(expected, borrowed=borrowed, until=until)
+        return _told({"blocks": borrowed})
+
+    def _take_up(self, transfer_id: bytes) -> _Expected:
+        """Take a transfer out of those that are expected: nobody else goes on with it meanwhile."""
+        expected = self._expected.pop(transfer_id, None)
+        if expected is None or expected.until < time.monotonic():
+            raise ApiError(404, "This transfer is not expected, or not any more.", code="not_expected")
+        return expected
+
+    async def _adopt(self, expected: _Expected) -> int:
         tokens = await _in_time(self._engine.adopt_session(expected.session_id, expected.chain))
         if tokens < len(expected.chain) * KV_BLOCK_TOKENS:
             raise unavailable("Its first blocks had to leave for others' meanwhile.", code="no_room")
-        return Response(msgspec.json.encode({"tokens": tokens}), media_type="application/json")
+        return tokens
 
     async def _take(self, blocks: list[Block]) -> None:
         if blocks and await _in_time(self._engine.take_blocks(blocks)) < len(blocks):
@@ -242,6 +288,29 @@ class SessionMoveApi:
 
 def _refused() -> ApiError:
     return ApiError(401, "This transfer was not ordered by anybody who may.", code="invalid_transfer")
+
+
+def _told(answer: dict[str, object]) -> Response:
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _lent_blocks(lending: Lending) -> list[LentBlock]:
+    if len(lending.places) != len(lending.tags) or len(lending.places) > MOST_LENT_BLOCKS:
+        raise bad_request("Give as many tags as places, and not too many.", param="tags")
+    try:
+        tags = [bytes.fromhex(tag) for tag in lending.tags]
+    except ValueError as error:
+        raise bad_request(f"tags: {error}", param="tags") from error
+    return [LentBlock(place, tag) for place, tag in zip(lending.places, tags, strict=True)]
+
+
+async def _read_tagged(request: Request, most_bytes: int, key: bytes, transfer_id: bytes) -> bytes:
+    """Return a body without its tag, if the sender made it."""
+    data = await _read(request, most_bytes)
+    body, tag = data[:-TAG_BYTES], data[-TAG_BYTES:]
+    if not hmac.compare_digest(tag, body_tag(key, transfer_id, body)):
+        raise _refused()
+    return body
 
 
 async def _read(request: Request, most_bytes: int) -> bytes:

@@ -16,10 +16,11 @@ from workers.engines.torch_engine.holder_place import open_place
 from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool, lay_pool, layout_of
 from workers.engines.torch_engine.kv_room import KvRoom, PooledRoom, PrivateRoom
 from workers.engines.torch_engine.settings import EngineSettings
-from workers.kv.arena import Arenas, CpuArena, FileArenas
+from workers.kv.arena import ARENA_FILE, Arenas, CpuArena, FileArenas
 from workers.kv.held_arena import HeldArena, HeldArenas
 from workers.kv.layout import KvLayout
 from workers.kv.lease import PoolMember, Terms, join
+from workers.kv.neighbour import PoolReader
 from workers.kv.tiers.heat import Heat
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
@@ -35,6 +36,8 @@ class KvMemory:
     room: KvRoom
     max_model_tokens: int
     """Longest request: what this replica can always hold, whatever others do."""
+    neighbours: PoolReader | None = None
+    """Reads what other replicas of the node lend; `None`: this memory is not shared through a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,10 @@ def _join_pool(
         member.guaranteed_blocks,
         length,
     )
-    return KvMemory(pool, allocator, PooledRoom(member, allocator, pool.copy_block), length)
+    room = PooledRoom(member, allocator, pool.copy_block)
+    shared = isinstance(arena, CpuArena)
+    reader = PoolReader(folder / layout.pool_id / ARENA_FILE, layout.block_bytes) if shared else None
+    return KvMemory(pool, allocator, room, length, reader)
 
 
 def _find_place(settings: EngineSettings, config: ModelConfig, kind: KvKind) -> _Place:

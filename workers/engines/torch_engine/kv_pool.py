@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -87,17 +87,17 @@ class KvPool:
         content = self.blocks[block]
         if content.device.type != "cpu":
             content = content.cpu()
-        raw = (ctypes.c_ubyte * content.nbytes).from_address(content.data_ptr())
-        raw.kept = content  # type: ignore[attr-defined]  # the view keeps the copy alive
-        return memoryview(raw)
+        return content.flatten().view(torch.uint8).numpy().data  # keeps the copy alive
 
     def import_block(self, block: int, content: bytes | bytearray | memoryview) -> None:
         """Replace a block's content. Raises `ValueError` if it is not a whole block."""
         target = self.blocks[block]
         if len(content) != target.nbytes:
             raise ValueError(f"a block has {target.nbytes} bytes, not {len(content)}")
-        source = torch.frombuffer(bytearray(content), dtype=target.dtype).view(target.shape)
-        target.copy_(source)
+        if target.device.type == "cpu":
+            target.flatten().view(torch.uint8).numpy()[:] = np.frombuffer(content, np.uint8)
+        else:
+            target.copy_(torch.frombuffer(bytearray(content), dtype=target.dtype).view(target.shape))
 
 
 def _write_scaled(codes: Tensor, scales: Tensor, slots: tuple[Tensor, Tensor], rows: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from workers.engines.torch_engine.tier_memory import open_tiers
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.engines.torch_engine.weights import ModelWeights, load_weights
 from workers.kv.layout import KvLayout
+from workers.kv.neighbour import PoolReader
 from workers.kv.tiers.heat import Heat
 from workers.kv.tiers.sessions import SessionTable
 
@@ -54,6 +55,10 @@ class LoadedEngine:
     kv_shape: bytes
     """Names weights, element type and block shape: KV of another shape is of no use here."""
     kv_block_bytes: int
+    kv_described: str
+    """The same as `kv_shape`, for people."""
+    neighbours: PoolReader | None
+    """Reads what other replicas of the node lend; `None`: there is no memory that both draw on."""
     close_tiers: Callable[[], None]
     """Gives back what lower tiers of KV blocks take on disk, once the loop has ended."""
 
@@ -115,16 +120,28 @@ def load_engine(
         loop,
         memory.max_model_tokens,
         SessionMoves(memory.allocator, scheduler, memory.pool, sessions, store),
-        kv_shape=_kv_shape(settings, layout_of(config, kv_dtype)),
+        kv_shape=kv_shape(settings, layout_of(config, kv_dtype)),
         kv_block_bytes=block_bytes(config, kv_dtype),
+        kv_described=_describe(settings, layout_of(config, kv_dtype)),
+        neighbours=memory.neighbours,
         close_tiers=_nothing if tiers is None else tiers.close,
     )
 
 
-def _kv_shape(settings: EngineSettings, layout: KvLayout) -> bytes:
-    """Without the device: KV that was computed on another kind of it is as good."""
+def kv_shape(settings: EngineSettings, layout: KvLayout) -> bytes:
+    """Name weights, element type and block shape in 16 bytes.
+
+    Without the device: KV that was computed on another kind of it is as good.
+    """
     parts = (settings.model_name, settings.model_digest, replace(layout, kind="").digest)
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).digest()
+
+
+def _describe(settings: EngineSettings, layout: KvLayout) -> str:
+    digest = settings.model_digest.removeprefix("sha256:")[:12]
+    model = f"{settings.model_name} ({digest})" if digest else settings.model_name
+    heads = f"{layout.kv_heads} KV heads of {layout.head_size}"
+    return f"{model} as {layout.dtype}, {layout.layers} layers, {heads}, {layout.block_tokens} tokens a block"
 
 
 def _nothing() -> None:

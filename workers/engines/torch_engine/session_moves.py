@@ -9,9 +9,10 @@ from workers.engines.kv_blocks import BlockAllocator
 from workers.engines.openai_server.port import HeldSession
 from workers.engines.torch_engine.kv_pool import KvPool
 from workers.engines.torch_engine.scheduler import Scheduler
+from workers.kv.neighbour import LentBlock
 from workers.kv.tiers.sessions import SessionTable
 from workers.kv.tiers.store import TieredStore
-from workers.kv.transfer import Block
+from workers.kv.transfer import Block, Ticket
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 
@@ -30,6 +31,7 @@ class SessionMoves:
         sessions: SessionTable,
         store: TieredStore | None,
     ) -> None:
+        """Move what `allocator` knows of, in the blocks of `pool`."""
         self._allocator = allocator
         self._scheduler = scheduler
         self._pool = pool
@@ -53,6 +55,17 @@ class SessionMoves:
                 break
             contents.append(content)
         return contents
+
+    def lend(self, ticket: Ticket, first: int, digests: Sequence[bytes]) -> list[LentBlock]:
+        """Say where blocks lie and what is in them, up to the first that is not where it is computed with.
+
+        Nothing is kept in place for the borrower: whoever reads something else there sees it by the tag.
+        """
+        places = self._allocator.match(digests)
+        return [
+            LentBlock(place, ticket.tag(index, digest, self._pool.export_block(place)))
+            for index, (digest, place) in enumerate(zip(digests, places, strict=False), first)
+        ]
 
     def known(self, chain: Sequence[bytes]) -> int:
         """How many leading blocks of a chain are here already."""
