@@ -236,6 +236,7 @@ def _translate(report: v1.Report, encoded: bytes) -> reports.Report:
                 report.target_tokens,
                 report.seconds,
                 report.turn_began,
+                report.carrier,
             )
         case v1.LogChunk():
             return reports.LogLines(

@@ -32,10 +32,19 @@ class RedisSessionPins:
         entry = self._ask(lambda: self._table.found(model, session_id))
         return _pin(entry, replica_ids) if entry.owner_epoch else None
 
-    def repin(self, model: str, session_id: str, replica_id: str, expected_epoch: int, /) -> Pin:
-        """Move it if its epoch is still that one; says what holds now. Raises `ConnectionError`."""
+    def repin(
+        self, model: str, session_id: str, replica_id: str, expected_epoch: int, expected_turns: int = 0, /
+    ) -> Pin:
+        """Move it if its epoch and turns (0: any) are still those; says what holds now.
+
+        Raises `ConnectionError`.
+        """
         # Asked twice it changes nothing more: the epoch is another one then.
-        entry = self._ask(lambda: self._table.repinned(model, session_id, replica_id, expected_epoch))
+        entry = self._ask(
+            lambda: self._table.repinned(
+                model, session_id, replica_id, expected_epoch, expected_turns=expected_turns
+            )
+        )
         return _pin(entry, [replica_id])
 
     def close(self) -> None:

@@ -79,7 +79,7 @@ for i, key in ipairs(KEYS) do
     elseif owner ~= string.rep('\\0', 8) then entry = struct.pack('<c8I4I4I4I4', owner, 1, 1, 0, now) end
   elseif what == 'r' then
     if not raw then entry = struct.pack('<c8I4I4I4I4', owner, epoch + 1, 1, 0, now)
-    elseif old_epoch == epoch then
+    elseif old_epoch == epoch and (context == 0 or context == turns) then
       entry = struct.pack('<c8I4I4I4I4', owner, epoch + 1, turns, old_context, now)
     end
   elseif what == 'n' and raw then
@@ -155,13 +155,20 @@ class SessionTable:
         self._add(model, session_id, (_CLAIM, owner, 0, 0), on_entry)
 
     def repin(
-        self, model: str, session_id: str, owner: bytes, expected_epoch: int, on_entry: OnEntry
+        self,
+        model: str,
+        session_id: str,
+        owner: bytes,
+        expected_epoch: int,
+        on_entry: OnEntry,
+        *,
+        expected_turns: int = 0,
     ) -> None:
-        """Move the session if its owner epoch is still the expected one.
+        """Move the session if its owner epoch, and its turns unless 0, are still the expected ones.
 
         The entry in force comes back: another gateway's if that was faster.
         """
-        self._add(model, session_id, (_REPIN, owner, expected_epoch, 0), on_entry)
+        self._add(model, session_id, (_REPIN, owner, expected_epoch, expected_turns), on_entry)
 
     def note_context(self, model: str, session_id: str, context_tokens: int) -> None:
         """Record the length of a session's context, if it has an entry. Lost silently if Redis is away.
@@ -180,11 +187,12 @@ class SessionTable:
         return await self._entry(functools.partial(self.claim, model, session_id, owner_digest(replica_id)))
 
     async def repinned(
-        self, model: str, session_id: str, replica_id: str, expected_epoch: int
+        self, model: str, session_id: str, replica_id: str, expected_epoch: int, *, expected_turns: int = 0
     ) -> SessionEntry:
         """Do as `repin` does. Raises `SessionTableUnavailableError`."""
         owner = owner_digest(replica_id)
-        return await self._entry(functools.partial(self.repin, model, session_id, owner, expected_epoch))
+        ask = functools.partial(self.repin, model, session_id, owner, expected_epoch)
+        return await self._entry(functools.partial(ask, expected_turns=expected_turns))
 
     async def found(self, model: str, session_id: str) -> SessionEntry:
         """Do as `look_up` does. Raises `SessionTableUnavailableError`."""
@@ -202,7 +210,7 @@ class SessionTable:
     def _add(
         self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
     ) -> None:
-        """Put into the next call: what is asked, for which owner, at which epoch, with how many tokens."""
+        """Put into the next call: what is asked, for which owner, at which epoch, with which count."""
         self._gather(model, session_id, ask, on_entry)
         if not self._is_due:
             self._is_due = True

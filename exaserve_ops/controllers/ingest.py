@@ -296,6 +296,7 @@ def _record_sending(report: SessionSending, now: datetime) -> None:
         report.target_tokens,
         report.seconds,
         report.turn_began,
+        report.carrier,
     )
     record_sent(parse_move_command(report.command_id), sent, node_id=UUID(report.node_id), now=now)
 

@@ -96,11 +96,11 @@ class SessionMoves:
         elif row.target is None or not takes_sessions(row.target):
             self._advance(row, "drop", "the target takes no conversations any more")
         else:
-            after = self._pins.repin(model, session_id, target, row.owner_epoch)
+            after = self._pins.repin(model, session_id, target, row.owner_epoch, row.turns)
             if after.owner == target:
                 self._finish(row)
             else:
-                self._advance(row, "drop", "a gateway moved it meanwhile")
+                self._advance(row, "drop", "a turn or a gateway came between")
 
     def _finish(self, row: Relocation) -> None:
         self._advance(row, "repinned", row.reason or "the next turn goes to the target")

@@ -81,8 +81,13 @@ class SessionPins(Protocol):
         """Which of these replicas has it; `None` without an entry. Raises `ConnectionError`."""
         ...
 
-    def repin(self, model: str, session_id: str, replica_id: str, expected_epoch: int, /) -> Pin:
-        """Move it if its epoch is still that one; says what holds now. Raises `ConnectionError`."""
+    def repin(
+        self, model: str, session_id: str, replica_id: str, expected_epoch: int, expected_turns: int = 0, /
+    ) -> Pin:
+        """Move it if its epoch and turns (0: any) are still those; says what holds now.
+
+        Raises `ConnectionError`.
+        """
         ...
 
 

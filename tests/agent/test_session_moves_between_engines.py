@@ -122,6 +122,7 @@ def test_third_turn_at_the_target_is_cached_and_says_what_it_would_have_said(pai
     assert sent.sent_blocks == sent.blocks > 5
     assert sent.target_tokens == sent.blocks * digests.KV_BLOCK_TOKENS
     assert sent.sent_bytes > 0
+    assert sent.carrier == "shared_memory"
     pair.node.send(order)  # delivered twice: not sent again, and the target would refuse it
     stayed, _ = pair.turn("here", text, session="twin")
     said, cached = pair.turn("there", text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -73,7 +73,13 @@ class World:
 
     def answer(self, order: v1.MoveSession, **facts: Any) -> None:
         node = self.node_of(self.source)
-        fields: dict[str, Any] = {"sent_bytes": 4096, "target_tokens": 64, "seconds": 0.1, "blocks": 4}
+        fields: dict[str, Any] = {
+            "sent_bytes": 4096,
+            "target_tokens": 64,
+            "seconds": 0.1,
+            "blocks": 4,
+            "carrier": "tcp",
+        }
         node._send(v1.SessionSent(node_id=node.node_id, command_id=order.command_id, **(fields | facts)))
         self.leader.ingest.step()
 
@@ -136,6 +142,7 @@ def test_asked_move_is_sent_switched_and_the_source_freed(world: World) -> None:
     assert world.pin() == Pin(str(world.target.pk), 2, 1)
     row = world.row()
     assert (row.status, row.way, row.sent_bytes, row.target_tokens) == ("done", "transfer", 4096, 64)
+    assert row.carrier == "tcp"
     world.session.refresh_from_db()
     assert (world.session.replica, world.session.replica_changes) == (world.target, 1)
     assert world.session.node_name == world.node_of(world.target).name
@@ -179,6 +186,27 @@ def test_turn_between_arrival_and_swap_drops_the_move(world: World) -> None:
     world.moves.step()
     assert world.row().status == "dropped"
     assert world.pin() == Pin(str(world.source.pk), 1, 2)
+
+
+class LatePins(RedisSessionPins):
+    """A session table where a turn begins right after each look."""
+
+    def find(self, model: str, session_id: str, replica_ids: Sequence[str], /) -> Pin | None:
+        found = super().find(model, session_id, replica_ids)
+        self._ask(lambda: self._table.claimed(model, session_id, replica_ids[0]))
+        return found
+
+
+def test_turn_that_begins_as_the_swap_is_made_goes_to_the_source_and_drops_the_move(world: World) -> None:
+    world.answer(world.begin())
+    pins = LatePins(os.environ["REDIS_URL"])
+    try:
+        SessionMoves(world.leader.state, world.leader.reconcilers._link, pins).step()
+    finally:
+        pins.close()
+    assert (world.row().status, world.row().reason) == ("dropped", "a turn or a gateway came between")
+    assert world.pin() == Pin(str(world.source.pk), 1, 2)
+    assert world.told(v1.LetSessionGo) == []
 
 
 def test_agent_that_refuses_or_another_node_that_answers_moves_nothing(world: World) -> None:

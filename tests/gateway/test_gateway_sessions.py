@@ -134,6 +134,16 @@ async def session_table(url: str, **options: Any) -> AsyncIterator[SessionTable]
         await link.close()
 
 
+async def test_repin_that_expects_turns_is_overtaken_by_one_more(world: World) -> None:
+    async with session_table(world.url, ttl_seconds=100) as table:
+        first = await table.claimed("m", "s", "here")
+        await table.claimed("m", "s", "here")
+        stays = await table.repinned("m", "s", "there", first.owner_epoch, expected_turns=first.turns)
+        assert (stays.owner, stays.owner_epoch, stays.turns) == (owner_digest("here"), 1, 2)
+        moves = await table.repinned("m", "s", "there", first.owner_epoch, expected_turns=2)
+        assert (moves.owner, moves.owner_epoch, moves.turns) == (owner_digest("there"), 2, 2)
+
+
 async def test_claims_and_repins_leave_one_owner(world: World) -> None:
     async with session_table(world.url, ttl_seconds=100) as table:
         claims = await asyncio.gather(*(table.claimed("m", "s", f"r{n}") for n in range(10)))

@@ -236,24 +236,26 @@ _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
 )
 
+_SESSION_SENT_1_4 = v1.SessionSent(
+    node_id=NODE_ID,
+    command_id="c-7",
+    code="no_room",
+    reason="full",
+    blocks=9,
+    sent_blocks=7,
+    sent_bytes=7168,
+    target_tokens=144,
+    seconds=0.25,
+    turn_began=True,
+)
+
 REPORTS: dict[str, v1.Report] = {
     "hello": _HELLO,
     "heartbeat": _HEARTBEAT,
     "command_result": v1.CommandResult(
         node_id=NODE_ID, command_id="c-1", outcome="refused", reason="older epoch"
     ),
-    "session_sent": v1.SessionSent(
-        node_id=NODE_ID,
-        command_id="c-7",
-        code="no_room",
-        reason="full",
-        blocks=9,
-        sent_blocks=7,
-        sent_bytes=7168,
-        target_tokens=144,
-        seconds=0.25,
-        turn_began=True,
-    ),
+    "session_sent": msgspec.structs.replace(_SESSION_SENT_1_4, carrier="shared_memory"),
     "log_chunk": v1.LogChunk(node_id=NODE_ID, replica_id="r-1", attempt=2, lines=("a", "ü"), dropped_lines=4),
 }
 
@@ -309,12 +311,13 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.2-heartbeat": _HEARTBEAT_1_2,
     "v1.3-heartbeat": _HEARTBEAT_1_3,
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
+    "v1.4-session_sent": _SESSION_SENT_1_4,
     "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
 _MINOR_OF_SAMPLE = {
     "hello": 4, "heartbeat": 4, "end_process": 3, "set_kv_limits": 4, "apply_desired": 4, "move_session": 4,
-    "let_session_go": 4, "session_sent": 4,
+    "let_session_go": 4, "session_sent": 5,
 }  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""
 

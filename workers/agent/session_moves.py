@@ -31,6 +31,7 @@ _LET_GO_SECONDS = 5.0
 _MOST_SECONDS = 600.0
 _OK = 200
 _REASON_CHARACTERS = 500
+_CODE_CHARACTERS = 64
 ENGINE_UNREACHABLE = "engine_unreachable"
 
 logger = logging.getLogger(__name__)
@@ -168,13 +169,14 @@ def _result(
             target_tokens=int(told.get("target_tokens", 0)),
             seconds=seconds,
             turn_began=bool(told.get("turn_began", True)),
+            carrier=str(told.get("carrier", ""))[:_CODE_CHARACTERS],
         )
     error = told.get("error")
     known = error if isinstance(error, dict) else {}
     code = str(known.get("code") or f"status_{status}")
     reason = str(known.get("message", ""))[:_REASON_CHARACTERS]
     return v1.SessionSent(
-        node_id=node_id, command_id=command_id, code=code[:64], reason=reason, seconds=seconds
+        node_id=node_id, command_id=command_id, code=code[:_CODE_CHARACTERS], reason=reason, seconds=seconds
     )
 
 

@@ -25,7 +25,7 @@ from workers.protocol.part import Part
 from workers.protocol.wish import ReplicaSpec
 
 MAJOR = 1
-MINOR = 4
+MINOR = 5
 """1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes.
 2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory.
 3: Hello has cards that are cut into slices, and links as they are now; unknown processes say whose
@@ -147,6 +147,8 @@ class SessionSent(Part, frozen=True, kw_only=True, tag_field="kind", tag="sessio
     seconds: float = 0.0
     turn_began: bool = False
     """At the source, meanwhile: the target has only what was there before."""
+    carrier: str = ""
+    """What the blocks went by: `shared_memory` or `tcp`. Empty: nothing was sent. Since 1.5."""
 
 
 Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk | SessionSent

@@ -29,6 +29,7 @@ class RelocationSerializer(serializers.ModelSerializer[Relocation]):
             "asked_by",
             "reason",
             "way",
+            "carrier",
             "sent_bytes",
             "target_tokens",
             "send_seconds",

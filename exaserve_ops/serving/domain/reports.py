@@ -62,6 +62,7 @@ class SessionSending:
     target_tokens: int
     seconds: float
     turn_began: bool
+    carrier: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,8 @@ class Sent:
     target_tokens: int = 0
     seconds: float = 0.0
     turn_began: bool = False
+    carrier: str = ""
+    """`shared_memory` or `tcp`; empty: not said."""
 
 
 _KIND = "session-move"

@@ -19,6 +19,7 @@ from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.selectors import best_target, takes_sessions
 
 _REASON_CHARACTERS = 500
+_CARRIER_CHARACTERS = 16
 
 
 def ask_move(
@@ -157,6 +158,7 @@ def _meaning(sent: Sent) -> tuple[str, str, dict[str, int | float | str]]:
         "sent_bytes": sent.sent_bytes,
         "target_tokens": sent.target_tokens,
         "send_seconds": sent.seconds,
+        "carrier": sent.carrier[:_CARRIER_CHARACTERS],
     }
     if sent.turn_began:
         return "drop", "a turn began meanwhile", facts
