@@ -53,6 +53,7 @@ from exaserve_ops.serving.services.healing import (
     promote_standbys,
     record_hold,
 )
+from exaserve_ops.serving.services.releases import give_way
 from exaserve_ops.serving.services.replicas import (
     create_replicas,
     let_go_replica,
@@ -317,7 +318,8 @@ def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
         case Wait():
             record_wait(UUID(step.replica_id), step.why, actor=ACTOR, now=now)
         case LetGo():
-            let_go_replica(UUID(step.replica_id), step.event, why=step.why, actor=ACTOR, now=now)
+            let_go = give_way if step.successor else let_go_replica
+            let_go(UUID(step.replica_id), step.event, why=step.why, actor=ACTOR, now=now)
         case FinishDeletion():
             advance_deployment(deployment_id, "emptied", actor=ACTOR, now=now, reason=step.why)
         case Replace() | Hold() | Quarantine():

@@ -95,6 +95,9 @@ class Deployment(models.Model):
     served_name = models.CharField(max_length=120, help_text="What clients send as `model`.")
     # Desired; each change raises the generation.
     generation = models.BigIntegerField(default=1)
+    release_number = models.PositiveIntegerField(
+        default=1, editable=False, help_text="The release that new replicas run; the fields here say it, too."
+    )
     replicas = models.PositiveIntegerField()
     engine = models.CharField(max_length=32)
     engine_options = models.JSONField(default=dict, blank=True)
@@ -140,6 +143,30 @@ class Deployment(models.Model):
         return self.name
 
 
+class Release(models.Model):
+    """What replicas of a deployment run: weights, engine, options. Immutable: a change is another one."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="releases")
+    number = models.PositiveIntegerField(help_text="Counted up within the deployment.")
+    model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="releases")
+    engine = models.CharField(max_length=32)
+    engine_options = models.JSONField(default=dict, blank=True)
+    replica_memory_bytes = models.BigIntegerField(help_text="As of a deployment.")
+    created_at = models.DateTimeField(db_default=Now())
+    created_by = models.CharField(max_length=120, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["deployment", "number"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["deployment", "number"], name="release_number_once"),
+        ]
+
+    def __str__(self) -> str:
+        """Return deployment and number."""
+        return f"{self.deployment} release {self.number}"
+
+
 class Replica(models.Model):
     """One running copy, from the wish to the end of its process group. Never reused."""
 
@@ -162,6 +189,12 @@ class Replica(models.Model):
     node = models.ForeignKey(Node, on_delete=models.PROTECT, null=True, blank=True, related_name="replicas")
     accelerators = models.ManyToManyField(Accelerator, blank=True, related_name="replicas")
     memory_bytes = models.BigIntegerField()
+    release = models.ForeignKey(
+        Release,
+        on_delete=models.PROTECT,
+        related_name="replicas",
+        help_text="What it runs, for its whole life.",
+    )
     # Desired
     wanted = models.CharField(max_length=8, choices=Wanted.choices, default=Wanted.RUN)
     generation = models.BigIntegerField(default=1)
@@ -175,6 +208,17 @@ class Replica(models.Model):
         help_text="Whose place it takes; that one is let go when this one is ready.",
     )
     made_for = models.CharField(max_length=16, blank=True, help_text="Why a replacement was made.")
+    rolls_to = models.ForeignKey(
+        Release,
+        on_delete=models.SET_NULL,
+        null=True,
+        blank=True,
+        related_name="rolling_replicas",
+        help_text="Release of the replica that is to take its place; none: it stays.",
+    )
+    rolls_in_place = models.BooleanField(
+        default=False, help_text="It goes first and its successor follows: there is no room for both."
+    )
     # Observed
     observed_generation = models.BigIntegerField(default=0)
     attempt = models.PositiveIntegerField(default=0)

@@ -138,7 +138,7 @@ def movable_fleet(*, now: datetime, capacities: Mapping[str, int]) -> FleetSessi
     deployments = _leaving_deployments() | {row.source.deployment_id for row in live if row.source}
     if not deployments:
         return FleetSessions((), (), ())
-    replicas = Replica.objects.select_related("node", "deployment__model").filter(
+    replicas = Replica.objects.select_related("node", "release__model").filter(
         deployment__in=deployments, status__in=(states.READY, states.DRAINING), role=Replica.Role.SERVING
     )
     holders = tuple(_holder(replica, capacities) for replica in replicas)
@@ -164,7 +164,7 @@ def _rates(replica: Replica, now: datetime) -> Rates:
     latest = turns.order_by("-last_turn_at").values_list("latest_turns", flat=True)[:MEASURED_SESSIONS]
     near = Q(source__node=F("target__node"))
     return Rates(
-        replica.deployment.model.kv_bytes_per_token or 0,
+        replica.release.model.kv_bytes_per_token or 0,
         prefill_tokens_per_second=prefill_rate([turn for kept in latest for turn in read_turns(kept)]),
         same_node_bytes_per_second=_speed(moved.filter(near)),
         across_bytes_per_second=_speed(moved.exclude(near)),
@@ -223,8 +223,8 @@ def _holder(replica: Replica, capacities: Mapping[str, int]) -> Holder:
         node_id=str(replica.node_id),
         rack="",
         deployment=str(replica.deployment_id),
-        # Replicas of one deployment have the same weights and options; simulated ones have no KV.
-        kv_layout="" if node is None or node.simulated else str(replica.deployment_id),
+        # Replicas of one release have the same weights and options; simulated ones have no KV.
+        kv_layout="" if node is None or node.simulated else str(replica.release_id),
         kv_capacity_tokens=capacities.get(str(replica.pk), UNKNOWN_CAPACITY_TOKENS),
         accepts=takes_sessions(replica),
         leaves=leaves,

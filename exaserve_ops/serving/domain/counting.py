@@ -61,14 +61,15 @@ class Count:
         noun = "replicas" if role == SERVING else "standbys"
         return [Create(wanted - have, f"{have} of {wanted} {noun} exist", role)]
 
-    def rank(self, replica: ReplicaFacts) -> tuple[int, int, int, int, int, float, str]:
-        """Lower goes first: who serves nobody, who was replaced, who spilled to a whole card, the idlest.
+    def rank(self, replica: ReplicaFacts) -> tuple[int, int, int, int, int, int, float, str]:
+        """Lower goes first: who serves nobody, who makes way or was replaced, who spilled, the idlest.
 
         Then the most crowded, then the newest.
         """
         crowd = self._crowd[replica.node.domain] if replica.node is not None else 0
         return (
             _FIRST_TO_GO[replica.status],
+            -int(replica.roll is not None),
             -int(replica.id in self._replaced),
             -int(replica.spilled),
             replica.active_sessions,

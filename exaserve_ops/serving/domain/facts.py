@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -10,6 +11,17 @@ from exaserve_ops.serving.domain.placement import NodeRoom, PlacementRequest
 
 SERVING = "serving"
 STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True)
+class RollTarget:
+    """The release whose replica is to take a replica's place."""
+
+    release_id: str
+    name: str
+    """For people, such as `release 3`."""
+    in_place: bool = False
+    """It goes first and its successor follows, since there is no room for both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,15 @@ class ReplicaFacts:
     """Ready for its agent, and no gateway can connect to it, or none has yet."""
     spilled: bool = False
     """It has a whole card, while its deployment asks for slices."""
+    release: str = ""
+    """Id of what it runs."""
+    roll: RollTarget | None = None
+    """What a rollout has it make way for; `None`: nothing."""
+
+    @property
+    def next_release(self) -> str:
+        """Id of the release that its replacement is to have."""
+        return self.roll.release_id if self.roll is not None else self.release
 
     @property
     def node_id(self) -> str:
@@ -93,6 +114,8 @@ class HealingFacts:
     """Id and name of nodes where replicas were given up within the window."""
     recent_replacements: int = 0
     """Made within the window because a replica failed, was held up or was slow."""
+    failed_releases: frozenset[str] = frozenset()
+    """Ids of releases of which replicas were given up within the window."""
     policy: HealingPolicy = field(default_factory=HealingPolicy)
 
 
@@ -109,6 +132,14 @@ class DeploymentSnapshot:
     nodes: tuple[NodeRoom, ...]
     standbys_wanted: int = 0
     healing: HealingFacts = field(default_factory=HealingFacts)
+    release: str = ""
+    """Id of the release that new replicas have."""
+    requests: Mapping[str, PlacementRequest] = field(default_factory=dict)
+    """What replicas of other releases than that of `request` need, by release id."""
+
+    def request_of(self, release: str) -> PlacementRequest:
+        """What a replica of a release needs."""
+        return self.requests.get(release, self.request)
 
     def wanted(self, role: str) -> int:
         """How many replicas of a role are wanted; none of a deployment that is being deleted."""

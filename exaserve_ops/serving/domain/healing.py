@@ -29,6 +29,7 @@ NODE_DRAIN = "node_drain"
 FAILED = "failed"
 HELD = "held"
 SLOW = "slow"
+ROLLOUT = "rollout"
 
 LIMITED_CAUSES = frozenset({FAILED, HELD, SLOW})
 """Causes that may lie in the replica itself: replacing without end would only spread the trouble."""
@@ -47,6 +48,13 @@ def find_ailment(replica: ReplicaFacts, snapshot: DeploymentSnapshot, now: datet
     node, name = replica.node, replica.node_name
     if replica.status == states.UNREACHABLE:
         return Ailment(NODE_LOST, f"{name} is gone")
+    if replica.roll is not None and not (node is not None and node.draining):
+        return Ailment(ROLLOUT, f"it makes way for {replica.roll.name}")
+    return _own_ailment(replica, snapshot, now)
+
+
+def _own_ailment(replica: ReplicaFacts, snapshot: DeploymentSnapshot, now: datetime) -> Ailment | None:
+    node, name = replica.node, replica.node_name
     if replica.status == states.FAILED:
         return Ailment(FAILED, f"it failed for good on {name}")
     if _is_held(replica, snapshot, now):
@@ -128,7 +136,18 @@ class Healing:
             return LetGo(replica.id, "stop", f"{ailment.why}, before it could take a place")
         if _drain_is_over(replica, ailment):
             return release(replica, f"{ailment.why} and no time is left")
+        if ailment.cause == ROLLOUT:
+            return self._roll(replica, ailment, budget)
         return self._replace(replica, ailment, budget)
+
+    def _roll(self, replica: ReplicaFacts, ailment: Ailment, budget: _Budget) -> Step:
+        """A rollout says when and how; one that serves nobody need not wait for its successor."""
+        target = replica.next_release
+        if target != self.snapshot.release and target in self.snapshot.healing.failed_releases:
+            return Hold(replica.id, f"{ailment.why}, of which a replica failed lately: no other is tried now")
+        if replica.status == states.READY and not (replica.roll and replica.roll.in_place):
+            return self._replace(replica, ailment, budget)
+        return replace(release(replica, f"{ailment.why}, which follows in its place"), successor=target)
 
     def _is_useless_cover(self, replica: ReplicaFacts) -> bool:
         """A replacement that ails itself makes way for another one, so that no chain grows."""
@@ -160,11 +179,15 @@ class Healing:
         if ailment.cause in {FAILED, HELD}:
             avoid |= {node_id for node_id, _ in self.snapshot.healing.failed_nodes}
         return replace(
-            self.snapshot.request, standby=replica.role == "standby", avoid=frozenset(avoid - {""})
+            self.snapshot.request_of(replica.next_release),
+            standby=replica.role == "standby",
+            avoid=frozenset(avoid - {""}),
         )
 
     def _budget(self, kept: Iterable[ReplicaFacts]) -> _Budget:
-        doubled = [r for r in kept if r.id in self.cover and _runs(r)]
+        doubled = [
+            r for r in kept if r.id in self.cover and _runs(r) and self.ailments[r.id].cause != ROLLOUT
+        ]
         slow = sum(self.ailments[r.id].cause == SLOW for r in doubled)
         healing = self.snapshot.healing
         return _Budget(self.snapshot, len(doubled), slow, healing.recent_replacements)
@@ -199,13 +222,15 @@ class _Budget:
                 return f"{ailment.why}; {self.recent} replacements lately are enough, one more follows later"
         if ailment.cause == SLOW and self.slow:
             return f"{ailment.why}; another slow one is being replaced"
+        if ailment.cause == ROLLOUT:
+            return ""
         if _runs(replica) and self.doubled >= healing.policy.surge(wanted):
             return f"{ailment.why}; {self.doubled} others are being replaced, this one follows"
         return ""
 
     def spend(self, replica: ReplicaFacts, ailment: Ailment) -> None:
         """Count a replacement."""
-        self.doubled += _runs(replica)
+        self.doubled += _runs(replica) and ailment.cause != ROLLOUT
         self.slow += ailment.cause == SLOW
         self.recent += ailment.cause in LIMITED_CAUSES
 

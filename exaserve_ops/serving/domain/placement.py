@@ -125,6 +125,11 @@ class PlacementBoard:
         self._rooms = {room.node_id: room for room in rooms}
         self._queues: dict[PlacementRequest, _Queue] = {}
 
+    @property
+    def rooms(self) -> dict[str, NodeRoom]:
+        """All nodes as they are by now, by id."""
+        return dict(self._rooms)
+
     def place(self, *, standby: bool) -> Placement | Refusal:
         """Choose a place for one more replica and reserve it."""
         refused: list[Refusal] = []

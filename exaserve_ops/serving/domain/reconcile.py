@@ -157,13 +157,19 @@ def _place(
     """Place what waits into the rooms, which shrink with it."""
     steps: list[Step] = []
     shun = frozenset(node_id for node_id, _ in snapshot.healing.failed_nodes)
-    board = PlacementBoard(replace(snapshot.request, shun=shun), rooms.values())
-    for replica in pending:
-        choice = board.place(standby=replica.role == STANDBY)
-        if isinstance(choice, Refusal):
-            # The same reason again is no news: the record keeps one row for one change.
-            if replica.reason != choice.summary():
-                steps.append(Wait(replica.id, choice.summary()))
-            continue
-        steps.append(Place(replica.id, choice))
+    for release in dict.fromkeys(r.release for r in pending):
+        request = replace(snapshot.request_of(release), shun=shun)
+        board = PlacementBoard(request, rooms.values())
+        for replica in pending:
+            if replica.release == release:
+                steps += _place_one(replica, board)
+        rooms = board.rooms
     return steps
+
+
+def _place_one(replica: ReplicaFacts, board: PlacementBoard) -> list[Step]:
+    choice = board.place(standby=replica.role == STANDBY)
+    if not isinstance(choice, Refusal):
+        return [Place(replica.id, choice)]
+    # The same reason again is no news: the record keeps one row for one change.
+    return [] if replica.reason == choice.summary() else [Wait(replica.id, choice.summary())]

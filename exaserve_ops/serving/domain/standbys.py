@@ -31,7 +31,9 @@ def plan_promotions(
     has its place taken already, by that replacement.
     """
     kept = tuple(kept)
-    taken = frozenset(covered)
+    # While the one that makes way in a rollout serves on, nobody is missing.
+    rolling = {r.id for r in kept if r.roll is not None and r.status == states.READY}
+    taken = frozenset(covered) | {r.id for r in kept if r.replaces in rolling}
     missing = [r for r in kept if r.role == SERVING and _is_missing(r, snapshot) and r.id not in taken]
     missing.sort(key=lambda r: (_WORST_FIRST.index(r.status), r.name))
     ready = [r for r in kept if r.role == STANDBY and r.status == states.READY and not _on_drain(r)]

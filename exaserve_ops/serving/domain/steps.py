@@ -52,6 +52,8 @@ class LetGo:
     event: str
     """Lifecycle event: `drain`, `stop` or `cancel`."""
     why: str
+    successor: str = ""
+    """Id of the release of a replica that is made in the same moment, and takes its place; empty: none is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ from exaserve_ops.serving.domain.facts import (
     HealingFacts,
     HealingPolicy,
     ReplicaFacts,
+    RollTarget,
 )
 from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
-from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.serving.selectors.rooms import (
     KNOWN_TO_AGENTS,
     draining_of,
@@ -49,6 +50,7 @@ _SETTLED: dict[str, Any] = {
 _PLANNED_WITH = (
     "pk", "name", "status", "wanted", "reason", "created_at", "role", "node_id", "replaces_id",
     "healing_note", "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
+    "release_id", "rolls_to_id", "rolls_in_place",
 )  # fmt: skip
 """Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
 
@@ -106,7 +108,10 @@ def deployment_snapshot(
     rows = Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED)
     replicas = list(rows.values_list(*_PLANNED_WITH, named=True))
     uuids = _accelerators_of([replica.pk for replica in replicas if replica.held_since is not None])
-    request = placement_request(deployment)
+    releases = releases_in_use(deployment)
+    requests = {key: placement_request(release) for key, release in releases.items()}
+    own = next(key for key, one in releases.items() if one.number == deployment.release_number)
+    request = requests[own]
     spilled = spilled_replicas(deployment_id) if request.wish.wants_slice else set()
     return DeploymentSnapshot(
         id=str(deployment.pk),
@@ -121,13 +126,31 @@ def deployment_snapshot(
                 sessions=active_sessions.get(str(replica.pk), 0),
                 accelerators=uuids.get(replica.pk, ()),
                 spilled=replica.pk in spilled,
+                roll=_roll_of(replica, releases),
             )
             for replica in replicas
         ),
         nodes=nodes,
         standbys_wanted=deployment.standbys,
         healing=_healing_facts(deployment, now),
+        release=own,
+        requests=requests,
     )
+
+
+def releases_in_use(deployment: Deployment) -> dict[str, Release]:
+    """Releases of new replicas, and those that live ones have or are to have, by id and with their models."""
+    live = Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED).order_by()
+    used = Q(pk__in=live.values("release")) | Q(pk__in=live.filter(rolls_to__isnull=False).values("rolls_to"))
+    rows = Release.objects.filter(deployment=deployment).select_related("model", "deployment")
+    return {str(row.pk): row for row in rows.filter(used | Q(number=deployment.release_number))}
+
+
+def _roll_of(replica: Any, releases: Mapping[str, Release]) -> RollTarget | None:  # noqa: ANN401 - a row of `_PLANNED_WITH`
+    target = releases.get(str(replica.rolls_to_id or ""))
+    if target is None or target.pk == replica.release_id:
+        return None
+    return RollTarget(str(target.pk), f"release {target.number}", in_place=replica.rolls_in_place)
 
 
 def ready_and_slow() -> list[tuple[str, UUID, str]]:
@@ -184,6 +207,7 @@ def _replica_facts(
     sessions: int = 0,
     accelerators: tuple[str, ...] = (),
     spilled: bool = False,
+    roll: RollTarget | None = None,
 ) -> ReplicaFacts:
     return ReplicaFacts(
         id=str(replica.pk),
@@ -204,6 +228,8 @@ def _replica_facts(
         drain_deadline_at=replica.drain_deadline_at,
         is_closed=replica.reach in CLOSED,
         spilled=spilled,
+        release=str(replica.release_id),
+        roll=roll,
     )
 
 
@@ -220,6 +246,7 @@ def _healing_facts(deployment: Deployment, now: datetime) -> HealingFacts:
             (str(node_id), name) for node_id, name in failed.values_list("node", "node__name").distinct()
         ),
         recent_replacements=limited.count(),
+        failed_releases=frozenset(str(pk) for pk in failed.order_by().values_list("release", flat=True)),
         policy=policy,
     )
 
@@ -238,9 +265,9 @@ def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
     """The whole wish of one node, ordered by replica, in four queries."""
     replicas = (
         Replica.objects.filter(node=node_id, status__in=KNOWN_TO_AGENTS)
-        .select_related("deployment__model")
-        .defer("deployment__model__config", "deployment__model__architecture")
-        .prefetch_related("deployment__model__files", "accelerators")
+        .select_related("deployment", "release__model")
+        .defer("release__model__config", "release__model__architecture")
+        .prefetch_related("release__model__files", "accelerators")
         .order_by("pk")
     )
     return tuple(_wanted(replica) for replica in replicas)
@@ -248,8 +275,9 @@ def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
 
 def _wanted(replica: Replica) -> WantedReplica:
     deployment = replica.deployment
-    model = deployment.model
-    options: dict[str, Any] = dict(deployment.engine_options)
+    release = replica.release
+    model = release.model
+    options: dict[str, Any] = dict(release.engine_options)
     return WantedReplica(
         replica_id=str(replica.pk),
         deployment=deployment.name,
@@ -259,7 +287,7 @@ def _wanted(replica: Replica) -> WantedReplica:
         model_digest=model.digest,
         model_source=model.source,
         model_files=tuple((f.path, f.size_bytes, f.sha256) for f in model.files.all()),
-        engine=deployment.engine,
+        engine=release.engine,
         engine_options=options,
         accelerator_uuids=tuple(sorted(a.uuid for a in replica.accelerators.all())),
         memory_bytes=replica.memory_bytes,

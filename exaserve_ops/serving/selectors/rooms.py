@@ -25,28 +25,30 @@ from exaserve_ops.serving.domain.reservation import (
 )
 from exaserve_ops.serving.domain.rooms import SIZE_UNKNOWN, AcceleratorRoom, NodeRoom, PlacementRequest
 from exaserve_ops.serving.domain.terms import terms_of
-from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.models import Deployment, Release, Replica
 
 KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
 _ROOM_ROWS = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by()
 
 _TERMS_READ = (
-    *("engine", "engine_options", "replica_memory_bytes", "accelerators_per_replica", "placement"),
+    *("engine", "engine_options", "replica_memory_bytes"),
+    *("deployment__accelerators_per_replica", "deployment__placement"),
     *("model__digest", "model__parameter_count", "model__weights_bytes"),
 )
-"""What `_terms_of` reads of a deployment: every plan does so for all of them."""
+"""What `_terms_of` reads of a release: every plan does so for all of them."""
 
 
-def placement_request(deployment: Deployment) -> PlacementRequest:
-    """What one replica of a deployment needs of a node."""
+def placement_request(release: Release) -> PlacementRequest:
+    """What one replica of a release needs of a node."""
+    deployment = release.deployment
     return PlacementRequest(
-        engine=deployment.engine,
-        memory_bytes=deployment.replica_memory_bytes,
+        engine=release.engine,
+        memory_bytes=release.replica_memory_bytes,
         accelerators=deployment.accelerators_per_replica,
         nodes=tuple(deployment.placement.get("nodes", ())),
-        terms=_terms_of(deployment),
+        terms=_terms_of(release),
         wish=wish_of(deployment),
-        blocked="" if deployment.replica_memory_bytes else SIZE_UNKNOWN,
+        blocked="" if release.replica_memory_bytes else SIZE_UNKNOWN,
     )
 
 
@@ -56,15 +58,16 @@ def wish_of(deployment: Deployment) -> AcceleratorWish:
     return read_wish(**asked)
 
 
-def _terms_of(deployment: Deployment) -> Terms:
+def _terms_of(release: Release) -> Terms:
+    deployment = release.deployment
     return terms_of(
-        deployment.engine,
-        deployment.engine_options,
-        digest=deployment.model.digest,
-        parameter_count=deployment.model.parameter_count,
-        weights_bytes=deployment.model.weights_bytes,
+        release.engine,
+        release.engine_options,
+        digest=release.model.digest,
+        parameter_count=release.model.parameter_count,
+        weights_bytes=release.model.weights_bytes,
         accelerators=deployment.accelerators_per_replica,
-        needed_bytes=-(-deployment.replica_memory_bytes // deployment.accelerators_per_replica),
+        needed_bytes=-(-release.replica_memory_bytes // deployment.accelerators_per_replica),
         mps=wish_of(deployment).mps,
     )
 
@@ -126,14 +129,14 @@ def live_holdings(replicas: Collection[UUID] | None = None) -> list[tuple[UUID, 
     if replicas is not None:
         links = links.filter(replica__in=replicas)
     rows = list(
-        links.values_list("replica", "accelerator", "replica__memory_bytes", "replica__deployment").order_by()
+        links.values_list("replica", "accelerator", "replica__memory_bytes", "replica__release").order_by()
     )
     shares = Counter(row[0] for row in rows)
-    holders = Deployment.objects.filter(pk__in={row[3] for row in rows}).select_related("model")
-    terms = {holder.pk: _terms_of(holder) for holder in holders.only(*_TERMS_READ)}
+    holders = Release.objects.filter(pk__in={row[3] for row in rows}).select_related("model", "deployment")
+    terms = {holder.pk: (holder.deployment_id, _terms_of(holder)) for holder in holders.only(*_TERMS_READ)}
     return [
-        (deployment, Holding(uuid, -(-memory_bytes // shares[replica]), terms[deployment]))
-        for replica, uuid, memory_bytes, deployment in rows
+        (terms[release][0], Holding(uuid, -(-memory_bytes // shares[replica]), terms[release][1]))
+        for replica, uuid, memory_bytes, release in rows
     ]
 
 

@@ -11,15 +11,18 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from exaserve_ops.audit.services import Subject, record_event
-from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
-from exaserve_ops.serving.domain.engine_launch import TORCH
-from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.models import Deployment, Model
-from workers.protocol.confidential import find_secret
+from exaserve_ops.serving.services.options import (
+    check_engine,
+    check_options,
+    default_memory_bytes,
+    default_start_seconds,
+)
+from exaserve_ops.serving.services.releases import first_release
 
 MAX_REPLICAS = 100_000
 MAX_SECONDS = 7 * 24 * 3600
@@ -33,9 +36,6 @@ BOUNDS = {
     "stall_seconds": (0, MAX_SECONDS),
 }
 """Lowest and highest value of each number of a deployment; zero memory or start: computed."""
-BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
-LEAST_START_SECONDS = 300
-SLOW_READ_BYTES_PER_SECOND = 100 << 20
 _PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow")
 _POOL = ("spill", "spill_reason")
 _PLACES = ("accelerator", "slice_memory_bytes", *_POOL)
@@ -43,7 +43,6 @@ _PLACES = ("accelerator", "slice_memory_bytes", *_POOL)
 _ASKED = (*_PLACES, "mps_thread_percent", "mps_memory_bytes")
 """What is asked of accelerators, as `read_wish` takes it."""
 CHANGEABLE = frozenset({*_PLAIN, *_PLACES, "start_seconds", "nodes"})
-_ENGINE_OPTION_TYPES = (str, int, float, bool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +83,10 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
         raise InvalidInputError("model", "no such model is registered")
     for name in BOUNDS:
         _check_number(getattr(wish, name), name)
-    _check_engine(wish.engine)
-    _check_options(wish.engine_options)
+    check_engine(wish.engine)
+    check_options(wish.engine_options)
     _check_served_name(wish.served_name or model.name, model)
-    memory_bytes = wish.replica_memory_bytes or _default_memory_bytes(model, wish.engine)
+    memory_bytes = wish.replica_memory_bytes or default_memory_bytes(model, wish.engine)
     asked = _asked_of(
         {name: getattr(wish, name) for name in _ASKED}, memory_bytes, wish.accelerators_per_replica
     )
@@ -111,6 +110,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
                 created_at=now,
                 updated_at=now,
             )
+            first_release(deployment, actor=actor, now=now)
     except IntegrityError as error:
         raise ConflictError(f"a deployment named '{wish.name}' exists") from error
     on = "".join(f", {name} {value}" for name, value in asked.items())
@@ -298,45 +298,6 @@ def _check_number(value: object, name: str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not lowest <= value <= highest:  # type: ignore[operator]  # whole: an int
         raise InvalidInputError(name, f"give a whole number from {lowest} to {highest:,}")
-
-
-def _check_engine(engine: str) -> None:
-    """Known of old, or offered by a node that has joined."""
-    if engine in BUILT_IN_ENGINES or Node.objects.filter(engines__contains=[engine]).exists():
-        return
-    offered = {name for names in Node.objects.values_list("engines", flat=True) for name in names}
-    known = ", ".join(sorted(offered | BUILT_IN_ENGINES))
-    raise InvalidInputError("engine", f"no node offers '{engine}'; what there is: {known}")
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if not isinstance(value, _ENGINE_OPTION_TYPES):
-            raise InvalidInputError(f"engine_options.{name}", "give text, a number, true or false")
-        secret = find_secret(name) or find_secret(str(value))
-        if secret:
-            raise InvalidInputError(
-                f"engine_options.{name}",
-                f"{secret}: no secrets here, since options are shown and stand on a command line; an engine "
-                "gets its key from its agent",
-            )
-
-
-def default_start_seconds(model: Model) -> int:
-    """Five minutes, and time to read the weights from a slow disk or a busy share."""
-    return LEAST_START_SECONDS + model.weights_bytes // SLOW_READ_BYTES_PER_SECOND
-
-
-def _default_memory_bytes(model: Model, engine: str) -> int:
-    """Weights, KV for four longest contexts, and a quarter of both for activations and overhead.
-
-    0 where one of them is not known: placement waits then until somebody says it.
-    """
-    # The built-in engine keeps all tokens of layers with a window, too.
-    kv = kv_bytes_of(model.planning_config, KvOptions(windows_off=engine == TORCH))
-    if not (model.weights_bytes and model.max_context_tokens and isinstance(kv, KvBytes)):
-        return 0
-    return (model.weights_bytes + 4 * kv.whole.bytes_at(model.max_context_tokens)) * 5 // 4
 
 
 def _word(value: object) -> str:

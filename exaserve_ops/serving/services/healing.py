@@ -13,6 +13,7 @@ from exaserve_ops.audit.services import Happening, record_event, record_events
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring, ring_all
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.healing import ROLLOUT
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.replicas import create_replicas, place_replica, subject_of
@@ -71,15 +72,21 @@ def make_replacement(
 ) -> Replica:
     """Make and place one replica that takes the place of another, once: a second call finds the first.
 
-    Raises `ConflictError` where the old one is being let go already.
+    It has the release that the old one rolls to, else the old one's. Raises `ConflictError` where the
+    old one is being let go already.
     """
     old = Replica.objects.select_for_update().get(pk=replica_id)
     if old.wanted != Replica.Wanted.RUN:
         raise ConflictError(f"replica {old.name} is {old.status} already")
+    if cause == ROLLOUT and old.rolls_to_id is None:
+        raise ConflictError(f"replica {old.name} makes way for nobody now")
     known = old.replacements.filter(wanted=Replica.Wanted.RUN).exclude(status=states.STOPPED).first()
     if known is not None:
         return known
-    [made] = create_replicas(old.deployment_id, 1, why=why, actor=actor, now=now, role=old.role)
+    release_id = old.rolls_to_id or old.release_id
+    [made] = create_replicas(
+        old.deployment_id, 1, why=why, actor=actor, now=now, role=old.role, release_id=release_id
+    )
     made.replaces, made.made_for = old, cause
     made.save(update_fields=["replaces", "made_for"])
     record_event(subject_of(old), "replaced", actor=actor, now=now, reason=f"{cause}: by {made.name}")

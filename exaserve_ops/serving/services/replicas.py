@@ -20,7 +20,7 @@ from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.reach import UNCHECKED, WAITING
-from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.serving.services.slices import lock_slices
 
 
@@ -48,9 +48,12 @@ def create_replicas(
     actor: str,
     now: datetime,
     role: str = Replica.Role.SERVING,
+    release_id: UUID | None = None,
 ) -> list[Replica]:
-    """Make new replicas, each with a name that was never used before."""
+    """Make new replicas, each with a name never used before; of the deployment's release unless told."""
     deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
+    wanted = {"pk": release_id} if release_id else {"number": deployment.release_number}
+    release = Release.objects.get(deployment=deployment, **wanted)
     first = deployment.next_ordinal
     deployment.next_ordinal += count
     deployment.save(update_fields=["next_ordinal"])
@@ -59,7 +62,8 @@ def create_replicas(
         Replica(
             name=f"{deployment.name}-{marker}-{ordinal}",
             deployment=deployment,
-            memory_bytes=deployment.replica_memory_bytes,
+            memory_bytes=release.replica_memory_bytes,
+            release=release,
             role=role,
             created_at=now,
             status_changed_at=now,

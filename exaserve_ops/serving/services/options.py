@@ -1,0 +1,58 @@
+"""What engines and their options are checked against, and what is computed where nobody says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib.errors import InvalidInputError
+from exaserve_ops.serving.domain.engine_launch import TORCH
+from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
+from exaserve_ops.serving.models import Model
+from workers.protocol.confidential import find_secret
+
+BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
+LEAST_START_SECONDS = 300
+SLOW_READ_BYTES_PER_SECOND = 100 << 20
+_ENGINE_OPTION_TYPES = (str, int, float, bool)
+
+
+def check_engine(engine: str) -> None:
+    """Refuse what is neither built in nor offered by a node that has joined. Raises `InvalidInputError`."""
+    if engine in BUILT_IN_ENGINES or Node.objects.filter(engines__contains=[engine]).exists():
+        return
+    offered = {name for names in Node.objects.values_list("engines", flat=True) for name in names}
+    known = ", ".join(sorted(offered | BUILT_IN_ENGINES))
+    raise InvalidInputError("engine", f"no node offers '{engine}'; what there is: {known}")
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuse values that no engine takes, and secrets. Raises `InvalidInputError`."""
+    for name, value in options.items():
+        if not isinstance(value, _ENGINE_OPTION_TYPES):
+            raise InvalidInputError(f"engine_options.{name}", "give text, a number, true or false")
+        secret = find_secret(name) or find_secret(str(value))
+        if secret:
+            raise InvalidInputError(
+                f"engine_options.{name}",
+                f"{secret}: no secrets here, since options are shown and stand on a command line; an engine "
+                "gets its key from its agent",
+            )
+
+
+def default_start_seconds(model: Model) -> int:
+    """Five minutes, and time to read the weights from a slow disk or a busy share."""
+    return LEAST_START_SECONDS + model.weights_bytes // SLOW_READ_BYTES_PER_SECOND
+
+
+def default_memory_bytes(model: Model, engine: str) -> int:
+    """Weights, KV for four longest contexts, and a quarter of both for activations and overhead.
+
+    0 where one of them is not known: placement waits then until somebody says it.
+    """
+    # The built-in engine keeps all tokens of layers with a window, too.
+    kv = kv_bytes_of(model.planning_config, KvOptions(windows_off=engine == TORCH))
+    if not (model.weights_bytes and model.max_context_tokens and isinstance(kv, KvBytes)):
+        return 0
+    return (model.weights_bytes + 4 * kv.whole.bytes_at(model.max_context_tokens)) * 5 // 4
