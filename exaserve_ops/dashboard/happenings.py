@@ -87,6 +87,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
     },
     "deployment": {
         "scaled": "was scaled",
+        "released": "has another release",
         "pool_opened": "may take whole cards while no slice is free",
         "pool_closed": "takes slices only again",
         "delete": "is being deleted",

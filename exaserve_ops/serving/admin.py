@@ -16,7 +16,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.admin import ReadOnlyAdmin, ServiceAdmin, actor_of
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
-from exaserve_ops.serving.models import Deployment, Model, ModelFile, NodeWish, Replica
+from exaserve_ops.serving.models import Deployment, Model, ModelFile, NodeWish, Release, Replica
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
     create_deployment,
@@ -199,6 +199,15 @@ class ReplicaAdmin(ReadOnlyAdmin[Replica]):
                 self.message_user(request, str(error), messages.ERROR)
             else:
                 self.message_user(request, f"{replica.name}: asked for")
+
+
+@admin.register(Release)
+class ReleaseAdmin(ReadOnlyAdmin[Release]):
+    """What replicas run; immutable, made by rollouts."""
+
+    list_display = ("deployment", "number", "model", "engine", "engine_options", "created_at", "created_by")
+    list_select_related = ("deployment", "model")
+    search_fields = ("deployment__name", "model__name")
 
 
 @admin.register(NodeWish)

@@ -24,7 +24,7 @@ def pair() -> tuple[Replica, Replica]:
     replicas = [
         Replica.objects.create(
             name=f"r-{name}", deployment=deployment, node=make_node(name), memory_bytes=1, status="ready",
-            address="127.0.0.1:4000",
+            address="127.0.0.1:4000", release=deployment.releases.get(),
         )
         for name in ("a", "b")
     ]  # fmt: skip

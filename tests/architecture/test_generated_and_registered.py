@@ -17,7 +17,7 @@ from exaserve_ops.api.urls import urlpatterns
 from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
-from exaserve_ops.serving.models import ModelFile, ModelManifest, NodeWish
+from exaserve_ops.serving.models import ModelFile, ModelManifest, NodeWish, Release
 from exaserve_ops.telemetry.models import ReplicaMinute
 from tests.fakes.routes import all_routes
 
@@ -35,6 +35,7 @@ NOT_OVER_REST = {
     NodeHardware: "shown with its node",
     NodeLease: "between controllers and agents",
     NodeWish: "between controllers and agents",
+    Release: "shown with its rollouts",
     ReplicaMinute: "drawn on pages",
 }
 
