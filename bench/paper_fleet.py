@@ -32,6 +32,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import ObservedReplica, ReplicaLoad
 from exaserve_ops.serving.domain.reports import HeartbeatReport
 from exaserve_ops.serving.models import Deployment, Model, Replica
+from exaserve_ops.serving.services.releases import first_release
 from exaserve_ops.sessions.models import InferenceSession
 from workers.protocol import v1
 from workers.protocol.observed import AgentLiveness, ObservedState, ReplicaObserved, ReplicaTelemetry
@@ -123,7 +124,7 @@ def _write_deployment(replicas: int) -> Deployment:
         kv_bytes_per_token=131_072,
         max_context_tokens=131_072,
     )
-    return Deployment.objects.create(
+    deployment = Deployment.objects.create(
         name="paper",
         model=model,
         served_name="paper-8b",
@@ -131,14 +132,18 @@ def _write_deployment(replicas: int) -> Deployment:
         engine="simulated-node",
         replica_memory_bytes=40 * GIB,
     )
+    first_release(deployment, actor="bench", now=clock.now())
+    return deployment
 
 
 def _write_replicas(
     nodes: Sequence[Node], each: int, deployment: Deployment, chance: random.Random
 ) -> tuple[tuple[UUID, tuple[UUID, ...]], ...]:
     statuses = [states.READY] * 96 + [states.FAILED, states.FAILED, states.BACKING_OFF, states.LOADING]
+    release = deployment.releases.get()
     rows = [
         Replica(
+            release=release,
             name=f"paper-{i * each + slot:05d}",
             deployment=deployment,
             node=node,

@@ -37,7 +37,7 @@ def replicas(deployment: Deployment) -> list[Replica]:
     return [
         Replica.objects.create(
             name=f"r{n}", deployment=deployment, node=node, memory_bytes=1, status="ready",
-            reach="reached", address=f"127.0.0.1:{9000 + n}", attempt=1,
+            reach="reached", address=f"127.0.0.1:{9000 + n}", attempt=1, release=deployment.releases.get(),
         )
         for n in range(4)
     ]  # fmt: skip
