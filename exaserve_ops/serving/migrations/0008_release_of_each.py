@@ -19,7 +19,7 @@ WHERE r.deployment_id = serving_replica.deployment_id AND r.number = 1 AND servi
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('serving', '0006_releases'),
+        ('serving', '0007_releases'),
     ]
 
     operations = [

@@ -5,7 +5,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('serving', '0007_release_of_each'),
+        ('serving', '0008_release_of_each'),
     ]
 
     operations = [

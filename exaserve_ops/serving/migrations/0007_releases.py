@@ -9,7 +9,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('serving', '0005_replica_departure'),
+        ('serving', '0006_model_manifests'),
     ]
 
     operations = [
