@@ -12,9 +12,10 @@ from exaserve_ops.gateway import headers, refusals
 from exaserve_ops.gateway.headers import FORWARDED, is_request_id, is_session_id
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request
-from exaserve_ops.routing.domain.records import BATCH
+from exaserve_ops.routing.domain.records import BATCH, KeyRecord
 
 _BEARER = b"bearer "
+_BATCH = BATCH.encode()
 
 
 class Access(enum.Enum):
@@ -73,15 +74,26 @@ class Admission:
     def check(self, request: Request, *, is_loopback: bool) -> Refusal | None:
         """Check a head, and fill in what it says: request id, session id, key."""
         request.path = request.target.partition(b"?")[0]
-        self._name(request)
+        self._name(request, request.known.get(b"x-request-id"))
         return (
             self._check_message(request)
             or self._check_access(request, is_loopback=is_loopback)
             or self._check_session(request)
         )
 
-    def _name(self, request: Request) -> None:
-        given = request.known.get(b"x-request-id")
+    def readmit(self, request: Request, token: bytes, asked_class: bytes, given_id: bytes | None) -> bool:
+        """Admit another request with a head that was admitted; `False` if that needs a closer look.
+
+        Of what a head says only its key may have become another one, or none.
+        """
+        key = self._keys.find(token)
+        if key is None or len(request.body) > self._body_bytes:
+            return False
+        self._name(request, given_id)
+        self._take_key(request, key, asked_class)
+        return True
+
+    def _name(self, request: Request, given: bytes | None) -> None:
         if given is not None and is_request_id(given):  # repeated ones are joined by a comma: refused
             request.request_id = given
         else:
@@ -123,13 +135,16 @@ class Admission:
             return refusals.NO_KEY
         if not self._keys.loaded:
             return refusals.KEYS_UNKNOWN
-        key = request.key = self._keys.find(given[len(_BEARER) :].strip())
+        key = self._keys.find(given[len(_BEARER) :].strip())
         if key is None:
             return refusals.BAD_KEY
-        # A caller may ask for less than its key is given, never for more.
-        asked = request.known.get(headers.TRAFFIC_CLASS, b"")
-        request.is_batch = key.traffic_class == BATCH or asked == BATCH.encode()
+        self._take_key(request, key, request.known.get(headers.TRAFFIC_CLASS, b""))
         return None
+
+    def _take_key(self, request: Request, key: KeyRecord, asked_class: bytes) -> None:
+        """A caller may ask for less than its key is given, never for more."""
+        request.key = key
+        request.is_batch = key.traffic_class == BATCH or asked_class == _BATCH
 
     def _check_session(self, request: Request) -> Refusal | None:
         """Take the first session header that is there, in the order of the settings."""

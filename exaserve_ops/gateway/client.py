@@ -37,10 +37,13 @@ class ClientConnection(asyncio.Protocol):
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._roles = shared.roles
+        self._heads = shared.heads
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # until connected
         self._parser = httptools.HttpRequestParser(self)
         self._is_loopback = False
         self._reading: Request | None = None
+        self._is_between = True  # the parser has read the last message to its end, and may get another one
+        self._new_head = b""  # what was read, if it begins with a head that may be worth learning
         self._head_is_read = False
         self._head_bytes = 0
         self._body_bytes = 0
@@ -83,6 +86,13 @@ class ClientConnection(asyncio.Protocol):
             if self._deaf_bytes > _LINGER_BYTES:
                 self._transport.abort()
             return
+        self._new_head = b""
+        if self._is_between:
+            if (request := self._heads.read(data)) is not None:
+                self._accept(request)
+                self._read_ahead_no_further()
+                return
+            self._new_head = data
         self._now = self._shared.clock()
         size_bytes = len(data)
         self._is_first_in_read = True
@@ -95,6 +105,9 @@ class ClientConnection(asyncio.Protocol):
         else:
             if self._reading is not None:
                 self._count_unfinished(size_bytes)
+        self._read_ahead_no_further()
+
+    def _read_ahead_no_further(self) -> None:
         if len(self._pending) >= _PIPELINE_LIMIT and not self._transport.is_closing():
             self._is_reading_paused = True
             self._transport.pause_reading()
@@ -112,6 +125,7 @@ class ClientConnection(asyncio.Protocol):
     # ------------------------------------------------------------------ what the parser calls
     def on_message_begin(self) -> None:
         self._reading = Request()
+        self._is_between = False
         self._head_is_read = False
         self._head_bytes = self._body_bytes = self._read_bytes = 0
         self._deadline_seconds = self._now + self._shared.settings.head_seconds
@@ -169,6 +183,14 @@ class ClientConnection(asyncio.Protocol):
         self._read_bytes = 0
         if request is None or self._is_deaf:
             return
+        self._is_between = request.keep_alive
+        if self._new_head:
+            self._heads.learn(self._new_head, request)
+            self._new_head = b""
+        self._accept(request)
+
+    def _accept(self, request: Request) -> None:
+        """It is whole: answer it in its turn."""
         self._deadline_seconds = 0.0
         self._pending.append(request)
         self._serve()

@@ -39,7 +39,7 @@ class Request:
         """Header lines that may go to an engine, as they go there."""
         self.known: dict[bytes, bytes] = {}
         """Values of the headers that the gateway itself understands; repeated ones joined by commas."""
-        self.repeated: set[bytes] = set()
+        self.repeated: frozenset[bytes] = frozenset()
         self.body_parts: list[bytes] = []
         self.request_id = b""
         self.session_id = ""
@@ -54,7 +54,7 @@ class Request:
         """Keep the value of a header that the gateway understands."""
         known = self.known
         if name in known:
-            self.repeated.add(name)
+            self.repeated |= {name}
             value = known[name] + b"," + value
         known[name] = value
 

@@ -17,6 +17,7 @@ from exaserve_ops.adapters.session_table import SessionTable
 from exaserve_ops.adapters.turn_log import TurnLog
 from exaserve_ops.gateway.admission import Admission
 from exaserve_ops.gateway.counters import Counters, Family, Gauges, families_of, render
+from exaserve_ops.gateway.familiar import FamiliarHeads
 from exaserve_ops.gateway.fleet import Fleet
 from exaserve_ops.gateway.headers import Roles
 from exaserve_ops.gateway.problems import Problems
@@ -67,6 +68,7 @@ class Shared:
         session_headers = settings.session_header_names
         self.roles = Roles(session_headers)
         self.admission = Admission(self.keys, body_bytes=settings.body_bytes, session_headers=session_headers)
+        self.heads = FamiliarHeads(self.roles, self.admission, session_headers)
         self.waiting = WaitingRoom(settings.wait_requests)
         self.counters = Counters()
         self.problems = Problems()

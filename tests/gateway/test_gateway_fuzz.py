@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from exaserve_ops.adapters.api_key_table import key_digest
 from exaserve_ops.gateway.client import ClientConnection
+from exaserve_ops.gateway.fleet import ReplicaSlot
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import UpstreamConnection
@@ -29,6 +30,7 @@ from tests.gateway.harness import KEY, SECRET
 
 _BODY = b'{"model":"m"}'
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+_TIMES_TO_LEARN = 2
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _START = re.compile(rb"([A-Z]+) +([\x21-\xff]+) HTTP/1\.([01])")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\t\x20-\x7e\x80-\xff]*?)[ \t]*")
@@ -130,14 +132,24 @@ class Reading:
     """Whether it hears no more of this client."""
 
 
-async def read(pieces: Sequence[bytes]) -> Reading:
-    """Let a gateway read these pieces; its one engine answers at once."""
+async def read(pieces: Sequence[bytes], before: Sequence[bytes] = ()) -> Reading:
+    """Let a gateway read these pieces; its one engine answers at once.
+
+    What came before, each on a connection of its own, has taught it some heads and is not told of.
+    """
     options = GatewaySettings(port=0, redis_url="unix:///nowhere", fleet_secret=SECRET)
     shared = Shared(options, clock=time.monotonic, wall_clock=time.monotonic)
     record = RouteRecord("r0", "n0", "node-0", 1, "m", "d", "127.0.0.1", 1, 1, 1)
     shared.fleet.replace({"r0": record}, time.monotonic())
     shared.keys.replace({key_digest(KEY): KeyRecord("id", "name")})
     slot = shared.fleet.slots()[0]
+    for one in before:
+        for _ in range(_TIMES_TO_LEARN):
+            _converse(shared, slot, [one])
+    return _converse(shared, slot, pieces)
+
+
+def _converse(shared: Shared, slot: ReplicaSlot, pieces: Sequence[bytes]) -> Reading:
     upstream, engine = UpstreamConnection(slot.pool), MemoryTransport()
     upstream.connection_made(engine)
     slot.pool.give_back(upstream)
@@ -155,6 +167,7 @@ async def read(pieces: Sequence[bytes]) -> Reading:
     reading.statuses = [int(status) for status in re.findall(rb"HTTP/1\.1 (\d+)", bytes(transport.written))]
     reading.is_over = transport.is_cut or transport.is_ended
     connection.connection_lost(None)
+    slot.pool.take()
     return reading
 
 
@@ -320,6 +333,57 @@ def test_a_stream_means_one_thing_however_it_is_cut(data: bytes, places: list[in
     assert parted.is_over == whole.is_over
     # The head's last byte may say more than its first: a refusal may come before or after a 100 Continue.
     assert [s for s in parted.statuses if s != 100] == [s for s in whole.statuses if s != 100]
+
+
+@st.composite
+def _alike(draw: st.DrawFn) -> bytes:
+    """A request that is like the others but for its values, and perhaps a nasty byte in its head."""
+    lines = draw(
+        st.lists(
+            st.sampled_from(
+                [b"Content-Length: 13", b"content-length: 2", b"X-Session-Id: %b", b"x-session-id:%b"]
+            )
+            | st.sampled_from(
+                [b"X-Request-Id: %b", b"Connection: keep-alive", b"X: y", b"Expect: 100-continue"]
+            ),
+            min_size=1,
+            max_size=4,
+        )
+    )
+    value = draw(st.sampled_from([b"a", b"b:1", b"12", b"013", b"a b", b"", b"z" * 129, b"e\xe9"]))
+    head = b"POST /v1/chat/completions HTTP/1.1\r\n%b%b\r\n\r\n" % (
+        _AUTHORISED,
+        b"\r\n".join(line.replace(b"%b", value) for line in lines),
+    )
+    if draw(st.booleans()):
+        at = draw(st.integers(len(head) - 60, len(head)))
+        head = head[:at] + draw(st.sampled_from(_NASTY)) + head[at + draw(st.integers(0, 1)) :]
+    return head + draw(st.sampled_from([_BODY, _BODY, b"{}", b""]))
+
+
+def _without_request_ids(reading: Reading) -> list[list[bytes]]:
+    """What engines got, its lines in an order of their own: it may be another one."""
+    return [
+        sorted(re.sub(rb"(x-request-id: [0-9a-f]{16})-[0-9a-f]+", rb"", sent).split(b"\r\n"))
+        for sent in reading.sent
+    ]
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    requests=st.lists(_alike(), min_size=1, max_size=3),
+    before=st.lists(_alike() | st.just(_good_request), max_size=4),
+    are_together=st.booleans(),
+)
+@example(requests=[_good_request] * 3, before=[_good_request], are_together=False)
+def test_heads_that_were_learnt_mean_what_they_mean_to_a_gateway_that_knows_none(
+    requests: list[bytes], before: list[bytes], are_together: bool
+) -> None:
+    pieces = [b"".join(requests)] if are_together else requests
+    strange, familiar = asyncio.run(read(pieces)), asyncio.run(read(pieces, [*before, *requests]))
+    assert _without_request_ids(familiar) == _without_request_ids(strange)
+    assert familiar.statuses == strange.statuses
+    assert familiar.is_over == strange.is_over
 
 
 @settings(max_examples=60, deadline=None)
