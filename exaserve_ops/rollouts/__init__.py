@@ -1,0 +1,1 @@
+"""Weights on their way to nodes, releases, and how they reach replicas."""
