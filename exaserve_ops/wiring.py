@@ -15,6 +15,7 @@ from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.doorbell import PostgresDoorbell
 from exaserve_ops.adapters.leadership import LeaderLease
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
+from exaserve_ops.adapters.manifest_shelf import ManifestShelf
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.adapters.model_readings import ModelReadings
 from exaserve_ops.adapters.pulses import RedisPulseReader
@@ -71,6 +72,7 @@ def build_controllers() -> Controllers:
             ingest_publisher=RedisLivePublisher(_client()),
             turns=TurnLogReader(_client(), consumer),
             pins=RedisSessionPins(environment.redis_url),
+            shelf=ManifestShelf(_client()),
             doorbell=PostgresDoorbell(environment.database_url),
             reach=ReachReader(_client()),
             place_token=place_token,

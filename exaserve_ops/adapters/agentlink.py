@@ -13,7 +13,9 @@ from exaserve_ops.serving.domain.accelerator_wish import MpsShare
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.sessions.domain.moves import MoveOrder
+from exaserve_ops.weights.domain.wanted import WantedWeights
 from workers.protocol import digests, names, v1
+from workers.protocol.weights import WeightsSource, WeightsWanted
 from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
 COMMAND_SECONDS = 60.0
@@ -55,6 +57,19 @@ class CeleryAgentLink:
             deadline_seconds=COMMAND_SECONDS,
             revision=revision,
             replicas=tuple(_spec(replica) for replica in replicas),
+        )
+        self._send(node_id, command)
+
+    def send_weights(
+        self, node_id: str, *, lease_epoch: int, revision: int, weights: Sequence[WantedWeights]
+    ) -> None:
+        """Send all that a node is to have on its disk."""
+        command = v1.ApplyWeights(
+            command_id=_new_id(),
+            lease_epoch=lease_epoch,
+            deadline_seconds=COMMAND_SECONDS,
+            revision=revision,
+            weights=tuple(_weights(wanted) for wanted in weights),
         )
         self._send(node_id, command)
 
@@ -170,6 +185,23 @@ def _new_id() -> str:
     return str(uuid.uuid4())
 
 
+def _weights(wanted: WantedWeights) -> WeightsWanted:
+    revision = wanted.revision
+    return WeightsWanted(
+        revision=revision.digest,
+        manifest_digest=revision.manifest_digest,
+        total_bytes=revision.total_bytes,
+        name=revision.name,
+        sources=tuple(
+            WeightsSource(kind=origin.kind, location=origin.location, secret=origin.secret)
+            for origin in revision.origins
+        ),
+        paused=wanted.paused,
+        bytes_per_second=float(wanted.bytes_per_second),
+        priority=wanted.priority,
+    )
+
+
 def _spec(wanted: WantedReplica) -> ReplicaSpec:
     return ReplicaSpec(
         replica_id=wanted.replica_id,
@@ -184,6 +216,7 @@ def _spec(wanted: WantedReplica) -> ReplicaSpec:
                 ModelFile(path=path, size_bytes=size, sha256=digest)
                 for path, size, digest in wanted.model_files
             ),
+            manifest_digest=wanted.manifest_digest,
         ),
         engine=wanted.engine,
         engine_options=wanted.engine_options,

@@ -14,9 +14,11 @@ from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link
 from exaserve_ops.serving.domain import reports
 from exaserve_ops.serving.domain.kv_pools import PoolFacts
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica, ReplicaLoad
+from exaserve_ops.weights.domain.held import HeldWeights, StoreSight
 from workers.protocol import hardware, kv_pools, names, v1
 from workers.protocol.hardware import AcceleratorInfo
 from workers.protocol.observed import ExitInfo, ReplicaObserved, ReplicaTelemetry
+from workers.protocol.weights import WeightsHeld, WeightsReport
 
 GROUP = "ingest"
 ABANDONED_MILLISECONDS = 10_000
@@ -311,7 +313,35 @@ def _heartbeat(beat: v1.Heartbeat, encoded: bytes) -> reports.HeartbeatReport:
         unknown_processes=tuple(msgspec.to_builtins(p) for p in beat.unknown_processes),
         # Pools are passed on as they were decoded, as loads are.
         kv_pools=cast("tuple[PoolFacts, ...]", beat.kv_pools),
+        weights=None if beat.weights is None else _store_sight(beat.weights),
         encoded=encoded,
+    )
+
+
+def _store_sight(told: WeightsReport) -> StoreSight:
+    return StoreSight(
+        revision=told.revision,
+        disk_total_bytes=told.disk_total_bytes,
+        disk_free_bytes=told.disk_free_bytes,
+        used_bytes=told.used_bytes,
+        problem=told.problem,
+        held=tuple(_held(held) for held in told.held),
+    )
+
+
+def _held(held: WeightsHeld) -> HeldWeights:
+    return HeldWeights(
+        revision=held.revision,
+        state=held.state.value,
+        total_bytes=held.total_bytes,
+        have_bytes=held.have_bytes,
+        bytes_per_second=held.bytes_per_second,
+        eta_seconds=held.eta_seconds,
+        reason=held.reason,
+        wanted=held.wanted,
+        in_use=held.in_use,
+        sources=tuple((source.kind, source.name, source.bytes) for source in held.sources),
+        damaged_pieces=held.damaged_pieces,
     )
 
 

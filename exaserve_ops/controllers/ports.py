@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from exaserve_ops.health.domain.detector import SeenPulse
@@ -12,6 +12,7 @@ from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reports import LogLines, Received
 from exaserve_ops.sessions.domain.moves import MoveOrder, Pin
 from exaserve_ops.telemetry.domain.pictures import LivePicture
+from exaserve_ops.weights.domain.wanted import WantedWeights
 
 
 class ReportSource(Protocol):
@@ -43,6 +44,12 @@ class AgentLink(Protocol):
         """Send the whole wish of a node."""
         ...
 
+    def send_weights(
+        self, node_id: str, *, lease_epoch: int, revision: int, weights: Sequence[WantedWeights]
+    ) -> None:
+        """Send all that a node is to have on its disk."""
+        ...
+
     def request_hello(self, node_id: str, *, lease_epoch: int, reason: str) -> None:
         """Ask an agent to introduce itself again."""
         ...
@@ -71,6 +78,14 @@ class AgentLink(Protocol):
 
     def forget(self, node_id: str, *, lease_epoch: int, replica_ids: Sequence[str]) -> None:
         """Say that the end of these replicas is recorded."""
+        ...
+
+
+class ManifestShelf(Protocol):
+    """Where nodes read manifests. Raises `ConnectionError` where it is away."""
+
+    def lay_out(self, digests: Collection[str], body_of: Callable[[str], bytes], /) -> int:
+        """Have these manifests there for a while; asks for the bytes of those that are not yet."""
         ...
 
 

@@ -30,6 +30,7 @@ from exaserve_ops.controllers.ports import (
     AgentLink,
     Doorbell,
     LivePublisher,
+    ManifestShelf,
     PulseSource,
     ReportSource,
     RouteWriter,
@@ -41,6 +42,8 @@ from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.controllers.rollups import RollupRecorder
 from exaserve_ops.controllers.slowness import LOOK_EVERY_SECONDS, SlowWatch
 from exaserve_ops.controllers.turns import TurnRecorder
+from exaserve_ops.controllers.weights import LOOK_EVERY_SECONDS as WEIGHTS_LOOK_SECONDS
+from exaserve_ops.controllers.weights import WeightsKeeper
 from exaserve_ops.health.models import NodeLease
 from exaserve_ops.health.selectors import recent_deaths
 from exaserve_ops.health.services.leadership import record_new_leader
@@ -106,6 +109,7 @@ class Adapters:
     """One of its own for the ingest thread: clients are not shared between threads."""
     turns: TurnSource
     pins: SessionPins
+    shelf: ManifestShelf
     doorbell: Doorbell
     reach: ReachSource
     place_token: PlaceToken
@@ -136,6 +140,7 @@ class Controllers:
         self._slowness = SlowWatch(self._state)
         self._kv = KvWatch(self._state)
         self._moves = SessionMoves(self._state, adapters.link, adapters.pins)
+        self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
         self._installations = Installations(adapters.installations, self._stop)
@@ -194,6 +199,7 @@ class Controllers:
             self._thread("slowness", self._slowness.step, LOOK_EVERY_SECONDS),
             self._thread("kv", self._kv.step, KV_LOOK_SECONDS),
             self._thread("moves", self._moves.step, MOVE_SECONDS),
+            self._thread("weights", self._weights.step, WEIGHTS_LOOK_SECONDS),
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("installations", self._installations.step, 1.0),

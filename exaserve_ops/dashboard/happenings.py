@@ -41,6 +41,11 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "lease_granted": "was granted a lease",
         "agent_restart_over_ssh": "has its agent restarted over SSH",
         "agent_restarted": "had its agent restarted",
+        "weights_ready": "has weights on its disk",
+        "weights_failed": "cannot have weights on its disk",
+        "weights_damaged": "found damaged weights",
+        "store_problem": "cannot store weights",
+        "store_well": "can store weights again",
     },
     "accelerator": {
         "quarantined": "was taken out of use",
@@ -92,6 +97,15 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "pool_closed": "takes slices only again",
         "delete": "is being deleted",
         "emptied": "is gone",
+    },
+    "model": {
+        "storage_changed": "is stored elsewhere",
+        "weights_claimed": "is wanted on nodes' disks",
+        "weights_released": "is not wanted on nodes' disks any more",
+        "weights_paused": "is fetched no further",
+        "weights_resumed": "is fetched on",
+        "prewarm_changed": "is fetched ahead by another policy",
+        "prewarm_ended": "is not fetched ahead any more",
     },
     "installation": {
         "offered": "waits for its host key to be confirmed",

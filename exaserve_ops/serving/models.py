@@ -18,12 +18,29 @@ from exaserve_ops.serving.domain.reach import REACHES, UNCHECKED
 class Model(models.Model):
     """Weights and tokenizer, named by digest. Immutable: other bytes are another model."""
 
+    class Storage(models.TextChoices):
+        """What replicas start from."""
+
+        IN_PLACE = "in_place", "where its source lies"
+        NODE = "node", "a copy on each node's own disk"
+
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
     name = models.CharField(
         max_length=120, unique=True, help_text="What clients send as `model` unless overridden."
     )
     digest = models.CharField(max_length=80, help_text="`sha256:` of the list of files.")
     source = models.CharField(max_length=1000, help_text="`file:///folder` that nodes can read.")
+    storage = models.CharField(
+        max_length=8,
+        choices=Storage.choices,
+        default=Storage.IN_PLACE,
+        help_text="Whether replicas start from the source itself, or from a copy on their node's disk.",
+    )
+    origins = models.JSONField(
+        default=list,
+        blank=True,
+        help_text="Where nodes fetch it, nearest first: kind, location, secret. Empty: its source.",
+    )
     architecture = models.JSONField(
         default=dict, blank=True, help_text="Facts from config.json: family, layers, heads, limits."
     )

@@ -27,6 +27,7 @@ INSTALLED_APPS = [
     "exaserve_ops.telemetry",
     "exaserve_ops.inventory",
     "exaserve_ops.health",
+    "exaserve_ops.weights",
     "exaserve_ops.serving",
     "exaserve_ops.sessions",
     "exaserve_ops.dashboard",

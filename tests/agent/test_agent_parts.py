@@ -45,7 +45,7 @@ class Desk:
         self.reports: list[v1.Report] = []
         self.hellos = self.wakes = 0
         reactions = Reactions(
-            self._wake, self._hello, self.reports.append, lambda _: None, *[lambda _: ""] * 4
+            self._wake, self._hello, self.reports.append, lambda _: "", lambda _: None, *[lambda _: ""] * 4
         )
         self.desk = CommandDesk(self.identity.node_id, self.identity.key, journal, reactions)
 

@@ -19,6 +19,7 @@ from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
 from exaserve_ops.serving.models import ModelFile, ModelManifest, NodeWish, Release
 from exaserve_ops.telemetry.models import ReplicaMinute
+from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 from tests.fakes.routes import all_routes
 
 SHOWN_IN_ANOTHER = {
@@ -36,6 +37,9 @@ NOT_OVER_REST = {
     NodeLease: "between controllers and agents",
     NodeWish: "between controllers and agents",
     Release: "shown with its rollouts",
+    **dict.fromkeys(
+        (NodeStore, NodeWeights, WeightsClaim, PrewarmPolicy), "shown with the weights of models"
+    ),
     ReplicaMinute: "drawn on pages",
 }
 

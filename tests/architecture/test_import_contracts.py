@@ -32,6 +32,10 @@ PLANTS = {
         "workers/kv/pool.py",
         "import workers.engines.base",
     ),
+    "The weight store serves the agent and does not know it": (
+        "workers/weights/__init__.py",
+        "import workers.agent.config",
+    ),
     "The gateway is a data plane of its own": ("exaserve_ops/gateway/headers.py", "import django.http"),
     "Edges are handed their adapters by the wiring": (
         "exaserve_ops/api/errors.py",

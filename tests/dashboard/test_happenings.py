@@ -20,7 +20,7 @@ from exaserve_ops.serving.domain.observed import ObservedExit
 
 KINDS = (
     *("node", "accelerator", "replica", "deployment", "installation", "ssh_host_key"),
-    *("incident", "controllers", "api_key"),
+    *("incident", "controllers", "api_key", "model"),
 )
 
 

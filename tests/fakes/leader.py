@@ -14,6 +14,7 @@ from django.conf import settings
 
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.live_store import RedisLivePublisher
+from exaserve_ops.adapters.manifest_shelf import ManifestShelf
 from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.reach_table import ReachReader, place_token
 from exaserve_ops.adapters.reports import RedisReportSource
@@ -25,6 +26,7 @@ from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.reach import ReachRecorder
 from exaserve_ops.controllers.reconcilers import Reconcilers
+from exaserve_ops.controllers.weights import WeightsKeeper
 from exaserve_ops.health.domain.detector import DetectorSettings
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
@@ -49,6 +51,7 @@ class Leader:
     """Of gateways; unless a test plays one there is none, and nothing waits to be reached."""
     reconcilers: Reconcilers
     live: LiveBuilder
+    weights: WeightsKeeper
 
     def work(self, *, steps: int = 200) -> None:
         """Take reports in, then reconcile until nothing is due."""
@@ -102,6 +105,7 @@ def leading(client: redis.Redis) -> Iterator[Leader]:
         reach=ReachRecorder(ReachReader(client), place_token),
         reconcilers=Reconcilers(state, queue, link, routes, publisher),
         live=LiveBuilder(state, publisher, routes),
+        weights=WeightsKeeper(state, link, ManifestShelf(client)),
     )
     celery: Celery = link._celery
     celery.close()

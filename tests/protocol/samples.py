@@ -24,6 +24,14 @@ from workers.protocol.observed import (
     ReplicaTelemetry,
     UnknownProcess,
 )
+from workers.protocol.weights import (
+    WeightsFrom,
+    WeightsHeld,
+    WeightsReport,
+    WeightsSource,
+    WeightsState,
+    WeightsWanted,
+)
 from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
 FOLDER = Path(__file__).with_name("golden")
@@ -50,7 +58,10 @@ _SPEC_1_0 = ReplicaSpec(
     start_seconds=120.0,
 )
 _SPEC_1_2 = msgspec.structs.replace(_SPEC_1_0, stall_seconds=45.0)
-_SPEC = msgspec.structs.replace(_SPEC_1_2, mps=MpsLimits(thread_percent=25, memory_bytes=1 << 31))
+_SPEC_1_4 = msgspec.structs.replace(_SPEC_1_2, mps=MpsLimits(thread_percent=25, memory_bytes=1 << 31))
+_SPEC = msgspec.structs.replace(
+    _SPEC_1_4, model=msgspec.structs.replace(_MODEL, manifest_digest="sha256:" + "cd" * 32)
+)
 _TELEMETRY = ReplicaTelemetry(
     window_seconds=10.0,
     age_seconds=0.5,
@@ -231,7 +242,31 @@ _POOL = kv_pools.KvPool(
     # As `pack_map` packed it once: what a library compresses to may change.
     map=bytes.fromhex("78016364fccff0c1858181819181010013780237"),
 )
-_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_3, replicas=(_REPLICA,), kv_pools=(_POOL,))
+_HEARTBEAT_1_4 = msgspec.structs.replace(_HEARTBEAT_1_3, replicas=(_REPLICA,), kv_pools=(_POOL,))
+_WEIGHTS = WeightsReport(
+    revision=5,
+    disk_total_bytes=4 << 40,
+    disk_free_bytes=1 << 40,
+    used_bytes=2 << 40,
+    problem="the disk is read-only",
+    held=(
+        WeightsHeld(
+            revision="sha256:00ff",
+            state=WeightsState.FETCHING,
+            total_bytes=140_000_000_000,
+            have_bytes=70_000_000_000,
+            bytes_per_second=2.5e9,
+            eta_seconds=28.0,
+            reason="from 2 sources",
+            wanted=True,
+            in_use=True,
+            sources=(WeightsFrom(kind="http", bytes=4194304, name="store.example"),),
+            damaged_pieces=1,
+            unused_seconds=12.5,
+        ),
+    ),
+)
+_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_4, weights=_WEIGHTS)
 _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
 )
@@ -261,6 +296,24 @@ REPORTS: dict[str, v1.Report] = {
 
 COMMANDS: dict[str, v1.Command] = {
     "apply_desired": _APPLY_DESIRED,
+    "apply_weights": v1.ApplyWeights(
+        command_id="c-9",
+        lease_epoch=3,
+        deadline_seconds=60.0,
+        revision=5,
+        weights=(
+            WeightsWanted(
+                revision="sha256:00ff",
+                manifest_digest="sha256:" + "cd" * 32,
+                total_bytes=140_000_000_000,
+                name="tiny-llama",
+                sources=(WeightsSource(kind="hub", location="https://hub.example/x", secret="hub-token"),),
+                paused=True,
+                bytes_per_second=1e9,
+                priority=100,
+            ),
+        ),
+    ),
     "request_hello": v1.RequestHello(
         command_id="c-2", lease_epoch=3, deadline_seconds=60.0, reason="lease expired"
     ),
@@ -312,12 +365,14 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.3-heartbeat": _HEARTBEAT_1_3,
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
     "v1.4-session_sent": _SESSION_SENT_1_4,
+    "v1.4-heartbeat": _HEARTBEAT_1_4,
+    "v1.4-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_4,)),
     "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
 _MINOR_OF_SAMPLE = {
-    "hello": 4, "heartbeat": 4, "end_process": 3, "set_kv_limits": 4, "apply_desired": 4, "move_session": 4,
-    "let_session_go": 4, "session_sent": 5,
+    "hello": 4, "heartbeat": 5, "end_process": 3, "set_kv_limits": 4, "apply_desired": 5, "move_session": 4,
+    "let_session_go": 4, "session_sent": 5, "apply_weights": 5,
 }  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""
 

@@ -120,6 +120,7 @@ class Agent:
             wake=self._loop.wake,
             say_hello=self._reporter.say_hello,
             report=self._reporter.submit,
+            take_weights=lambda _command: "this agent keeps no weights",
             tail_log=self._tailer.follow,
             end_process=self._leftovers.end,
             set_kv_limits=self._runner.kv_pools.take_limits,

@@ -18,6 +18,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 _Fenced: TypeAlias = (
     v1.ApplyDesired
+    | v1.ApplyWeights
     | v1.TailLog
     | v1.EndProcess
     | v1.SetKvLimits
@@ -47,6 +48,8 @@ class Reactions:
     wake: Callable[[], None]
     say_hello: Callable[[], None]
     report: Callable[[v1.Report], None]
+    take_weights: Callable[[v1.ApplyWeights], str]
+    """Has these weights on the node's disk from now on. Returns why not, or nothing."""
     tail_log: Callable[[v1.TailLog], None]
     end_process: Callable[[v1.EndProcess], str]
     """Begins to end a process, whose end is reported when it comes. Returns why not, or nothing."""
@@ -124,8 +127,8 @@ class CommandDesk:
                 return self._apply_desired(command)
             case v1.TailLog():
                 return self._tail_log(command)
-            case v1.EndProcess():
-                return self._end_process(command)
+            case v1.EndProcess() | v1.ApplyWeights():
+                return self._begin(command)
             case v1.SetKvLimits():
                 return self._set_kv_limits(command)
             case v1.MoveSession() | v1.LetSessionGo():
@@ -167,8 +170,11 @@ class CommandDesk:
         self._reactions.tail_log(command)
         return Answer("done")
 
-    def _end_process(self, command: v1.EndProcess) -> Answer:
-        refusal = self._reactions.end_process(command)
+    def _begin(self, command: v1.EndProcess | v1.ApplyWeights) -> Answer:
+        if isinstance(command, v1.EndProcess):
+            refusal = self._reactions.end_process(command)
+        else:
+            refusal = self._reactions.take_weights(command)
         # Begun is not done: what becomes of it is reported once it is known.
         return Answer("refused", refusal) if refusal else Answer("done", silent=True)
 

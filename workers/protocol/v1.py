@@ -22,6 +22,7 @@ from workers.protocol.hardware import AcceleratorInfo, Topology
 from workers.protocol.kv_pools import KvPool
 from workers.protocol.observed import AgentLiveness, HostTelemetry, ReplicaObserved, UnknownProcess
 from workers.protocol.part import Part
+from workers.protocol.weights import WeightsReport, WeightsWanted
 from workers.protocol.wish import ReplicaSpec
 
 MAJOR = 1
@@ -33,7 +34,9 @@ they are.
 4: a replica's load has its KV tiers, what moved between them, and why prefixes were missed; a
 heartbeat has the node's pools of KV blocks, and a replica's limits in them can be changed; a replica may
 have an MPS share, and Hello says whether the node can give one; a session's KV can be sent to another
-replica."""
+replica.
+5: a sent session says what its blocks went by; a node is told which weights to have on its disk, and says
+which it has; a replica's model may be one of these."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -106,6 +109,8 @@ class Heartbeat(Part, frozen=True, kw_only=True, tag_field="kind", tag="heartbea
     host: HostTelemetry | None = None
     kv_pools: tuple[KvPool, ...] = ()
     """Pools of KV blocks that replicas of the node share. Since 1.4."""
+    weights: WeightsReport | None = None
+    """`None`: this agent keeps none. Since 1.5."""
 
 
 class CommandResult(Part, frozen=True, kw_only=True, tag_field="kind", tag="command_result"):
@@ -171,6 +176,17 @@ class ApplyDesired(_Command, frozen=True, kw_only=True, tag_field="kind", tag="a
     revision: int
     """Rises with every change of the node's wish; an older one than already applied is ignored."""
     replicas: tuple[ReplicaSpec, ...] = ()
+
+
+class ApplyWeights(_Command, frozen=True, kw_only=True, tag_field="kind", tag="apply_weights"):
+    """All weights that the node is to have on its disk. Sent until a heartbeat tells its revision. Since 1.5.
+
+    What is not named is kept while there is room and nobody's; a fetch that it names no more ends.
+    """
+
+    revision: int
+    """Rises with every change; an older one than already applied is ignored."""
+    weights: tuple[WeightsWanted, ...] = ()
 
 
 class RequestHello(_Command, frozen=True, kw_only=True, tag_field="kind", tag="request_hello"):
@@ -239,6 +255,7 @@ class ForgetReplica(_Command, frozen=True, kw_only=True, tag_field="kind", tag="
 
 Command: TypeAlias = (
     ApplyDesired
+    | ApplyWeights
     | RequestHello
     | TailLog
     | EndProcess

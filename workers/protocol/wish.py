@@ -23,6 +23,8 @@ class ModelRef(Part, frozen=True, kw_only=True):
     source: str
     """`file:///absolute/folder`: a folder or mount that the node can read."""
     files: tuple[ModelFile, ...] = ()
+    manifest_digest: str = ""
+    """It starts from the node's own copy of these weights; empty: from `source`, in place. Since 1.5."""
 
 
 class WantedState(enum.Enum):

@@ -245,7 +245,7 @@ class SimulatedNode:
             case v1.SetKvLimits():
                 refusal = take_limits(self.replicas, self._shape.engine, command)
                 return ("refused", refusal) if refusal else ("done", "")
-            case v1.EndProcess() | v1.TailLog() | v1.MoveSession() | v1.LetSessionGo():
+            case _:
                 return "refused", "a simulated node has neither processes nor logs, nor KV to send"
 
     def _apply(self, command: v1.ApplyDesired, now: float) -> tuple[str, str] | None:

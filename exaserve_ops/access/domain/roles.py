@@ -12,7 +12,7 @@ ADMIN = "admin"
 MANAGE_KEYS_OF_OTHERS = "access.manage_keys_of_others"
 
 FLEET_APPS = frozenset(
-    {"access", "audit", "health", "inventory", "inference_sessions", "serving", "telemetry"}
+    {"access", "audit", "health", "inventory", "inference_sessions", "serving", "telemetry", "weights"}
 )
 """Labels of the product's own apps."""
 
@@ -37,6 +37,11 @@ _OPERATOR_CHANGES = frozenset(
         "serving.change_deployment",
         "serving.change_replica",
         "serving.delete_deployment",
+        "serving.change_model",
+        "weights.add_weightsclaim",
+        "weights.change_weightsclaim",
+        "weights.delete_weightsclaim",
+        "weights.change_prewarmpolicy",
     }
 )
 

@@ -115,3 +115,5 @@ class WantedReplica:
     """Requests run and no token comes for so long: restart it. 0: never."""
     mps: MpsShare | None = None
     """Its share of its accelerators; `None`: it has them as they are."""
+    manifest_digest: str = ""
+    """It starts from the node's own copy of these weights; empty: from the source, in place."""

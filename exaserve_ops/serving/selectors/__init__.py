@@ -25,7 +25,7 @@ from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
-from exaserve_ops.serving.models import Deployment, Release, Replica
+from exaserve_ops.serving.models import Deployment, Model, Release, Replica
 from exaserve_ops.serving.selectors.rooms import (
     KNOWN_TO_AGENTS,
     draining_of,
@@ -267,13 +267,14 @@ def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
         Replica.objects.filter(node=node_id, status__in=KNOWN_TO_AGENTS)
         .select_related("deployment", "release__model")
         .defer("release__model__config", "release__model__architecture")
+        .annotate(manifest_digest=F("release__model__manifest__digest"))
         .prefetch_related("release__model__files", "accelerators")
         .order_by("pk")
     )
     return tuple(_wanted(replica) for replica in replicas)
 
 
-def _wanted(replica: Replica) -> WantedReplica:
+def _wanted(replica: Any) -> WantedReplica:  # noqa: ANN401 - a replica with the digest of its manifest
     deployment = replica.deployment
     release = replica.release
     model = release.model
@@ -295,4 +296,5 @@ def _wanted(replica: Replica) -> WantedReplica:
         start_seconds=float(deployment.start_seconds),
         stall_seconds=float(deployment.stall_seconds),
         mps=wish_of(deployment).mps,
+        manifest_digest=replica.manifest_digest if model.storage == Model.Storage.NODE else "",
     )

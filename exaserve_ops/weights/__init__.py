@@ -1,0 +1,1 @@
+"""Weights on nodes: who wants which revision where, and what is there."""

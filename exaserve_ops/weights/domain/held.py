@@ -1,0 +1,80 @@
+"""What nodes say that they have on their disks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+ABSENT = "absent"
+WAITING = "waiting"
+FETCHING = "fetching"
+PAUSED = "paused"
+READY = "ready"
+FAILED = "failed"
+STATES = (WAITING, FETCHING, PAUSED, READY, FAILED)
+
+NOTE_BYTES = 1 << 30
+"""Progress of less is not worth a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWeights:
+    """One revision as a node has it; sizes in bytes."""
+
+    revision: str
+    state: str
+    total_bytes: int = 0
+    have_bytes: int = 0
+    bytes_per_second: float = 0.0
+    eta_seconds: float | None = None
+    reason: str = ""
+    wanted: bool = False
+    in_use: bool = False
+    sources: tuple[tuple[str, str, int], ...] = ()
+    """(kind, host or node, bytes) of what came from each."""
+    damaged_pieces: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSight:
+    """All weights of one node."""
+
+    revision: int
+    """Of the newest wish that it has taken in."""
+    disk_total_bytes: int = 0
+    disk_free_bytes: int = 0
+    used_bytes: int = 0
+    problem: str = ""
+    held: tuple[HeldWeights, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsOnNode:
+    """Whether a replica on that node could start from a revision now, and if not, why not."""
+
+    state: str = ABSENT
+    reason: str = ""
+    have_bytes: int = 0
+    total_bytes: int = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whole, verified and in its place."""
+        return self.state == READY
+
+
+def mark_of(held: HeldWeights) -> tuple[object, ...]:
+    """Equal for what is not worth writing down again: speeds are not, nor progress of a few bytes."""
+    return (
+        held.state,
+        held.reason if held.state in (FAILED, WAITING) else "",
+        held.total_bytes,
+        held.have_bytes // NOTE_BYTES,
+        held.damaged_pieces,
+        held.in_use,
+    )
+
+
+def marks_of(sight: StoreSight) -> Mapping[str, tuple[object, ...]]:
+    """The mark of each revision."""
+    return {held.revision: mark_of(held) for held in sight.held}

@@ -1,0 +1,146 @@
+"""Claiming weights on nodes, and recording what nodes say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from uuid import UUID
+
+from django.db import transaction
+
+from exaserve_ops.audit.services import Happening, Subject, record_events
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.weights.domain.held import FAILED, READY, HeldWeights, StoreSight
+from exaserve_ops.weights.models import NodeStore, NodeWeights, WeightsClaim
+
+READY_EVENT, FAILED_EVENT, DAMAGED_EVENT = "weights_ready", "weights_failed", "weights_damaged"
+PROBLEM_EVENT, PROBLEM_OVER_EVENT = "store_problem", "store_well"
+
+
+@transaction.atomic
+def claim_weights(
+    revision: str,
+    node_ids: Collection[UUID],
+    *,
+    owner: str,
+    actor: str,
+    now: datetime,
+    bytes_per_second: int = 0,
+) -> int:
+    """Have a revision fetched to nodes and kept there until the same owner releases it.
+
+    Claiming again changes nothing but the speed, and goes on with what was paused. Returns how many nodes
+    are new to this owner. Who claims says so in an event of its own; this records none.
+    """
+    before = WeightsClaim.objects.filter(revision=revision, owner=owner).count()
+    WeightsClaim.objects.bulk_create(
+        [
+            WeightsClaim(
+                node_id=node_id,
+                revision=revision,
+                owner=owner,
+                bytes_per_second=bytes_per_second,
+                claimed_by=actor[:120],
+                created_at=now,
+            )
+            for node_id in sorted(set(node_ids))
+        ],
+        update_conflicts=True,
+        unique_fields=["node", "revision", "owner"],
+        update_fields=["paused", "bytes_per_second"],
+    )
+    return WeightsClaim.objects.filter(revision=revision, owner=owner).count() - before
+
+
+@transaction.atomic
+def release_weights(
+    owner: str, *, revision: str | None = None, node_ids: Collection[UUID] | None = None
+) -> int:
+    """Take an owner's claims back: of all revisions and nodes, or of some. Returns how many there were.
+
+    What was fetched stays while there is room and goes first when there is not; what is being fetched
+    for nobody else ends.
+    """
+    claims = WeightsClaim.objects.filter(owner=owner)
+    if revision is not None:
+        claims = claims.filter(revision=revision)
+    if node_ids is not None:
+        claims = claims.filter(node__in=node_ids)
+    count, _ = claims.delete()
+    return count
+
+
+@transaction.atomic
+def pause_weights(
+    owner: str, revision: str, *, paused: bool, node_ids: Collection[UUID] | None = None
+) -> int:
+    """Pause an owner's claims on a revision, or let them go on. Returns how many changed."""
+    claims = WeightsClaim.objects.filter(owner=owner, revision=revision).exclude(paused=paused)
+    if node_ids is not None:
+        claims = claims.filter(node__in=node_ids)
+    return claims.update(paused=paused)
+
+
+@transaction.atomic
+def record_weights_wish(node_id: UUID, *, content_sha256: str) -> int:
+    """Return the revision that stands for this content; other content than before is a new one."""
+    store, _ = NodeStore.objects.select_for_update().get_or_create(node_id=node_id)
+    if store.wish_sha256 != content_sha256:
+        store.wish_revision += 1
+        store.wish_sha256 = content_sha256
+        store.save(update_fields=["wish_revision", "wish_sha256"])
+    return store.wish_revision
+
+
+@transaction.atomic
+def record_sight(node_id: UUID, sight: StoreSight, *, names: Mapping[str, str], now: datetime) -> None:
+    """Record what a node has on its disk: the rows become what it says. `names`: of revisions."""
+    node = Node.objects.get(pk=node_id)
+    known = {row.revision: row for row in NodeWeights.objects.select_for_update().filter(node=node)}
+    happenings = _record_store(node, sight)
+    for held in sight.held:
+        row = known.pop(held.revision, None)
+        happenings += _news(node, row, held, names.get(held.revision, held.revision[:19]))
+        same = row is not None and row.state == held.state
+        NodeWeights.objects.update_or_create(
+            node=node,
+            revision=held.revision,
+            defaults={
+                "state": held.state,
+                "reason": held.reason[:1000],
+                "total_bytes": held.total_bytes,
+                "have_bytes": held.have_bytes,
+                "in_use": held.in_use,
+                "damaged_pieces": held.damaged_pieces,
+                "sources": [list(source) for source in held.sources],
+                "since": row.since if row is not None and same else now,
+            },
+        )
+    NodeWeights.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
+    record_events(happenings, actor=f"agent:{node.name}", now=now)
+
+
+def _record_store(node: Node, sight: StoreSight) -> list[Happening]:
+    store, _ = NodeStore.objects.select_for_update().get_or_create(node=node)
+    before, store.problem = store.problem, sight.problem[:1000]
+    store.disk_total_bytes, store.disk_free_bytes = sight.disk_total_bytes, sight.disk_free_bytes
+    store.used_bytes = sight.used_bytes
+    store.save(update_fields=["problem", "disk_total_bytes", "disk_free_bytes", "used_bytes"])
+    if bool(before) == bool(store.problem):
+        return []
+    event = PROBLEM_EVENT if store.problem else PROBLEM_OVER_EVENT
+    return [Happening(Subject("node", str(node.pk), node.name), event, reason=store.problem)]
+
+
+def _news(node: Node, row: NodeWeights | None, held: HeldWeights, name: str) -> list[Happening]:
+    subject = Subject("node", str(node.pk), node.name)
+    found = []
+    if held.damaged_pieces > (row.damaged_pieces if row else 0):
+        reason = f"{name}: {held.damaged_pieces} pieces were not what the manifest says; fetched again"
+        found.append(Happening(subject, DAMAGED_EVENT, reason=reason))
+    if row is None or row.state != held.state:
+        if held.state == READY:
+            found.append(Happening(subject, READY_EVENT, reason=name))
+        elif held.state == FAILED:
+            found.append(Happening(subject, FAILED_EVENT, reason=f"{name}: {held.reason}"))
+    return found
