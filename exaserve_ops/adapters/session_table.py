@@ -35,7 +35,7 @@ MOST_IN_A_CALL = 256
 """One script call holds Redis up for about 3 µs a session."""
 
 COMPANY_SECONDS = 0.002
-"""So long an ask that nobody waits for waits for others, to share their call."""
+"""Asks that nobody waits for share a call each so many seconds; after a pause the first goes at once."""
 
 _RECORD = struct.Struct("<8sIIII")
 _ASK = struct.Struct("<c8s8sII")
@@ -146,6 +146,7 @@ class SessionTable:
         self._is_asking = False
         self._is_due = False  # something waits that is to go as soon as no call is under way
         self._is_timed = False
+        self._sent_at = 0.0
         self.calls = 0
         """Script calls so far."""
 
@@ -169,6 +170,10 @@ class SessionTable:
         The entry in force comes back: another gateway's if that was faster.
         """
         self._add(model, session_id, (_REPIN, owner, expected_epoch, expected_turns), on_entry)
+
+    def count(self, model: str, session_id: str, owner: bytes, on_entry: OnEntry) -> None:
+        """Do as `claim` does, perhaps a little later: for a turn that is on its way to `owner` already."""
+        self._add_later(model, session_id, (_CLAIM, owner, 0, 0), on_entry)
 
     def note_context(self, model: str, session_id: str, context_tokens: int) -> None:
         """Record the length of a session's context, if it has an entry. Lost silently if Redis is away.
@@ -219,11 +224,12 @@ class SessionTable:
     def _add_later(
         self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
     ) -> None:
-        """Put into the next call what alone is no reason for one, but waits a moment for company."""
+        """Put into the next call what waits a moment for company if there was a call a moment ago."""
         self._gather(model, session_id, ask, on_entry)
-        if not self._is_timed:
+        if not self._is_timed and not self._is_due:
             self._is_timed = True
-            asyncio.get_running_loop().call_later(COMPANY_SECONDS, self._send_late)
+            loop = asyncio.get_running_loop()
+            loop.call_at(max(loop.time(), self._sent_at + COMPANY_SECONDS), self._send_late)
 
     def _send_late(self) -> None:
         self._is_timed = False
@@ -249,6 +255,7 @@ class SessionTable:
         self._is_due = bool(self._keys)
         words = [b"%d" % len(keys), *keys, self._ttl, *asks]
         self.calls += 1
+        self._sent_at = asyncio.get_running_loop().time()
         self._is_asking = True
         self._link.call(command(b"EVALSHA", _SHA1, *words), functools.partial(self._take, words, callers))
 

@@ -23,6 +23,8 @@ class Counters:
     """Turns of sessions that had an owner before."""
     sticky_turns: int = 0
     """Of these, turns that went to that owner."""
+    turns_taken_back: int = 0
+    """Turns that left for a former owner and were taken to the one that the table named."""
 
     @property
     def sticky_ratio(self) -> float | None:
@@ -84,6 +86,7 @@ def _families(counters: Counters, gauges: Gauges) -> Iterable[tuple[str, str, li
     yield "retries_total", "counter", [({}, counters.retries)]
     yield "returning_turns_total", "counter", [({}, counters.returning_turns)]
     yield "sticky_turns_total", "counter", [({}, counters.sticky_turns)]
+    yield "turns_taken_back_total", "counter", [({}, counters.turns_taken_back)]
     yield "sticky_ratio", "gauge", _known(counters.sticky_ratio)
     in_flight: list[_Sample] = [
         ({"node": slot.record.node_id, "replica": slot.name}, slot.in_flight) for slot in gauges.slots

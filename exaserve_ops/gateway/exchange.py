@@ -103,7 +103,9 @@ class Exchange:
 
     def _route(self) -> None:
         self._phase = Phase.ROUTING
-        if not self._shared.router.look(self._ask, self._on_entry):
+        if (route := self._shared.router.recall(self._ask, self._on_word)) is not None:
+            self._go(route)
+        elif not self._shared.router.look(self._ask, self._on_entry):
             self._follow(self._shared.router.pick(self._ask))
 
     def _on_entry(self, entry: SessionEntry | None) -> None:
@@ -115,6 +117,27 @@ class Exchange:
             self._follow(self._shared.router.pick(self._ask))
         except Exception as error:  # noqa: BLE001 - others wait for their entries behind this call-back
             self._note_fault(error)
+
+    def _on_word(self, entry: SessionEntry | None) -> None:
+        """The session table has a word on a turn that left for the owner of a moment ago."""
+        try:
+            self._shared.router.note_entry(self._ask, entry)
+            if entry is not None and self._slot is not None and entry.owner != self._slot.owner:
+                self._take_back()
+        except Exception as error:  # noqa: BLE001 - others wait for their entries behind this call-back
+            self._note_fault(error)
+
+    def _take_back(self) -> None:
+        """The session has moved: take the turn to its new owner, if the former one has said nothing yet."""
+        connection = self._upstream
+        if connection is None or connection.has_spoken:
+            return  # its answer is as good; the next turn follows the table
+        self._shared.counters.turns_taken_back += 1
+        self._attempts -= 1  # nothing failed
+        self._upstream = None
+        connection.abort()
+        self._release()
+        self._route()
 
     def _follow(self, route: Route | Obstacle) -> None:
         """Wait, have the session table agree, or go."""
@@ -409,7 +432,7 @@ class Exchange:
         slot = self._slot
         if self._lease is not None:
             self._lease.end(self._answer.usage())
-        self._count(outcome)
+        self._count(outcome, slot)
         shared.turns.add(self._make_turn(outcome, slot))
         self._release()
 
@@ -429,13 +452,13 @@ class Exchange:
         self._shared.waiting.wake_one(self.model)
 
     # ------------------------------------------------------------------ what is written down
-    def _count(self, outcome: str) -> None:
+    def _count(self, outcome: str, slot: ReplicaSlot | None) -> None:
         counters = self._shared.counters
         counters.outcomes[outcome] += 1
         entry = self._ask.entry
-        if entry is not None and entry.turns > 1:
+        if entry is not None and (entry.turns > 1 or self._why == STICKY):
             counters.returning_turns += 1
-            counters.sticky_turns += self._why == STICKY
+            counters.sticky_turns += self._why == STICKY and slot is not None and slot.owner == entry.owner
 
     def _make_turn(self, outcome: str, slot: ReplicaSlot | None) -> Turn:
         request = self._request

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, SessionTable
 from exaserve_ops.gateway import refusals
 from exaserve_ops.gateway.fleet import REPINNED, STICKY, Fleet, NodeGroup, ReplicaSlot
+from exaserve_ops.gateway.owners import RecentOwners
 from exaserve_ops.routing.domain import markdown, policy
 from exaserve_ops.routing.domain.prefixes import (
     BYTES_PER_TOKEN,
@@ -72,7 +73,8 @@ class Router:
     """Chooses replicas. Holds no requests and opens no connection.
 
     A session's request is looked up first, then picked for, and what was picked is proposed where the
-    table has another owner or none. A turn of a session that has an owner costs one round trip.
+    table has another owner or none. A turn of a session that has an owner costs one round trip, and
+    does not wait for it if the owner was asked for of late.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Router:
         self._clock = clock
         self._draw = random.randrange
         self._prefixes = PrefixMemory()
+        self._owners = RecentOwners()
         self._sessions_away_until_seconds = 0.0
         self.session_failures = 0
 
@@ -164,6 +167,24 @@ class Router:
         """Whether somebody else could take the request of this replica now."""
         return not isinstance(self.pick(replace(ask, tried=(*ask.tried, slot))), Obstacle)
 
+    def recall(self, ask: Ask, then: OnEntry) -> Route | None:
+        """Return the owner that a session had a moment ago, if it serves, and have the table count the turn.
+
+        The turn may leave at once. What the table says comes to `then`: the truth, if it moved meanwhile.
+        """
+        if ask.entry is not None or ask.is_batch or not self._has_table(ask):
+            return None
+        entry = self._owners.find(ask.model, ask.session_id, self._clock())
+        if entry is None:
+            return None
+        owner = self._fleet.find_owner(entry.owner)
+        if owner is None or not self._still_serves(owner, ask) or owner.in_flight >= self._in_flight_limit:
+            return None
+        ask.entry = entry
+        ask.cached_tokens = float(entry.context_tokens)
+        self._sessions.count(ask.model, ask.session_id, entry.owner, then)
+        return owner.routes[STICKY]
+
     def look(self, ask: Ask, then: OnEntry) -> bool:
         """Ask the table for a session's entry, and count the turn. Returns false if nothing is to be asked.
 
@@ -196,6 +217,7 @@ class Router:
             self._sessions_away_until_seconds = self._clock() + _AWAY_SECONDS
         elif entry.owner_epoch:
             ask.entry = entry
+            self._owners.note(ask.model, ask.session_id, entry, self._clock())
 
     def _has_table(self, ask: Ask) -> bool:
         return bool(ask.session_id) and self._clock() >= self._sessions_away_until_seconds

@@ -25,7 +25,7 @@ from exaserve_ops.adapters.session_table import (
 )
 from exaserve_ops.adapters.turn_log import Turn, TurnLogReader
 from exaserve_ops.routing.domain.records import TurnRecord
-from tests.fakes.upstream import CHAT, DONE, USAGE, event, replies, streams, token
+from tests.fakes.upstream import CHAT, DONE, USAGE, event, never, replies, streams, token
 from tests.fakes.valkey import running_valkey
 from tests.gateway.harness import Gateway, World, eventually
 
@@ -122,6 +122,56 @@ async def test_session_moves_with_the_retry_when_its_replica_dies(world: World) 
     assert await turn(gateway, "s") == (new_home, "sticky")
     moved_node = world.records[new_home].node_id
     assert moved_node != world.records[home].node_id  # a dead node costs one attempt
+
+
+async def test_turn_is_taken_back_from_a_replica_that_its_session_has_left(world: World) -> None:
+    await add_replicas(world, 2)
+    gateway = await world.gateway()
+    home, _ = await turn(gateway, "s")
+    former = world.engines[int(home[1:])]
+    former.answer = never
+    (other,) = world.records.keys() - {home}
+    async with session_table(world.url) as table:
+        await table.repinned("m", "s", other, 1)  # as a controller does, which tells no gateway
+        assert await turn(gateway, "s") == (other, "sticky")
+        assert (await table.found("m", "s")).turns == 2
+    assert gateway.shared.counters.turns_taken_back == 1
+    await eventually(lambda: all(request.gone.is_set() for request in former.requests[1:]))
+    assert gateway.shared.counters.sticky_ratio == 1.0
+    assert gateway.shared.fleet.find(home).in_flight == 0  # type: ignore[union-attr] # it is in the table
+
+
+async def test_turn_that_was_answered_before_its_move_was_known_is_followed_by_one_that_moved(
+    world: World,
+) -> None:
+    await add_replicas(world, 2)
+    gateway = await world.gateway()
+    home, _ = await turn(gateway, "s")
+    (other,) = world.records.keys() - {home}
+    async with session_table(world.url) as table:
+        await table.repinned("m", "s", other, 1)
+        served_by, _ = await turn(gateway, "s")  # by either: the former owner may have been fast
+        assert served_by in {home, other}
+        async with asyncio.timeout(5):
+            while (await table.found("m", "s")).turns < 2:  # noqa: ASYNC110 - in Redis
+                await asyncio.sleep(0.01)
+        assert await turn(gateway, "s") == (other, "sticky")
+
+
+async def test_turn_right_after_another_does_not_wait_for_the_table(tmp_path: Path) -> None:
+    with running_valkey(tmp_path) as server:
+        own = World(server.client(), server.url)
+        own.allow("sk-test-key")
+        try:
+            await add_replicas(own, 4)
+            gateway = await own.gateway(session_answer_seconds=30.0)
+            homes = [(await turn(gateway, f"s{number}"))[0] for number in range(8)]
+            server.client().client_pause(60_000)
+            turns = [await turn(gateway, f"s{number}") for number in range(8)]
+            assert turns == [(home, "sticky") for home in homes]
+        finally:
+            server.kill()
+            await own.close()
 
 
 @contextlib.asynccontextmanager
