@@ -102,7 +102,8 @@ def _direct(site: Site) -> Iterator[Contender]:
 
 
 @contextlib.contextmanager
-def _ours(site: Site) -> Iterator[Contender]:
+def run_ours(site: Site) -> Iterator[Contender]:
+    """Run our gateway with a store of its own. Raises `ProgramError`."""
     socket_path = site.folder / "valkey.sock"
     secret, port = secrets.token_hex(32), free_port()
     valkey = [
@@ -157,24 +158,25 @@ def _write_table(url: str, site: Site) -> None:
 
 @contextlib.contextmanager
 def _vllm(site: Site) -> Iterator[Contender]:
-    python = _python_with("vllm_router", site.tools.vllm_python, "--vllm-python")
+    python = find_python("vllm_router", site.tools.vllm_python, "--vllm-python")
     options = ["--policy", "consistent_hash", "--health-check-interval-secs", "3600"]
     command = [python, "-m", "vllm_router.launch_router", *options]
-    with _router(VLLM, command, site) as contender:
+    with run_router(VLLM, command, site) as contender:
         yield contender
 
 
 @contextlib.contextmanager
 def _sglang(site: Site) -> Iterator[Contender]:
-    python = _python_with("sglang_router", site.tools.sglang_python, "--sglang-python")
+    python = find_python("sglang_router", site.tools.sglang_python, "--sglang-python")
     options = ["--policy", "cache_aware", "--health-check-interval-secs", "3600"]
     command = [python, "-m", "sglang_router.launch_router", *options]
-    with _router(SGLANG, command, site) as contender:
+    with run_router(SGLANG, command, site) as contender:
         yield contender
 
 
 @contextlib.contextmanager
-def _router(name: str, command: Sequence[str], site: Site) -> Iterator[Contender]:
+def run_router(name: str, command: Sequence[str], site: Site) -> Iterator[Contender]:
+    """Run one of the Rust routers; `command` without addresses. Raises `ProgramError`."""
     port = free_port()
     command = [
         *command, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error",
@@ -253,7 +255,7 @@ backend engines
 
 _STARTERS: dict[str, Callable[[Site], contextlib.AbstractContextManager[Contender]]] = {
     DIRECT: _direct,
-    OURS: _ours,
+    OURS: run_ours,
     VLLM: _vllm,
     SGLANG: _sglang,
     NGINX: _nginx,
@@ -262,7 +264,8 @@ _STARTERS: dict[str, Callable[[Site], contextlib.AbstractContextManager[Contende
 ALL = tuple(_STARTERS)
 
 
-def _python_with(package: str, given: str, option: str) -> str:
+def find_python(package: str, given: str, option: str) -> str:
+    """Return the Python that has a package. Raises `ProgramError`, which names the option."""
     if given:
         return given
     if importlib.util.find_spec(package) is None:

@@ -1,7 +1,9 @@
 """`python -m bench.routing [TRACE] --json`: policies of routing on one trace, in virtual time, simulated.
 
 Prints for each policy the share of prompt tokens found in cache, TTFT, goodput (share of requests whose
-first token and rate meet the objective), and how uneven the load was.
+first token and rate meet the objective), and how uneven the load was. Policies run inside this program;
+routers (ours, vllm-router, sglang-router) are real processes that get each request by HTTP and pass it
+to the simulated replicas. One that is not installed is named with the reason.
 """
 
 from __future__ import annotations
@@ -10,12 +12,18 @@ import argparse
 import json
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from bench.gateway.contenders import Tools
+from bench.gateway.programs import ProgramError
+from bench.routing import routers
 from bench.routing.policies import POLICIES
-from bench.routing.world import Job, ReplicaModel, SimulatedReplica, World
+from bench.routing.world import Job, Policy, ReplicaModel, SimulatedReplica, World
 from bench.traces import TraceRequest, attainable_hit_ratio, make_conversations, read_trace
 
 TTFT_OBJECTIVE_SECONDS = 3.0
@@ -30,7 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--speed", type=float, default=1.0, help="arrivals so many times as fast as recorded")
     parser.add_argument("--kv-blocks", type=int, default=ReplicaModel().kv_blocks)
     parser.add_argument("--limit", type=int, help="only so many requests")
-    parser.add_argument("--policy", action="append", choices=sorted(POLICIES))
+    parser.add_argument("--policy", action="append", choices=[*POLICIES, *routers.ROUTERS])
+    parser.add_argument("--vllm-python", default="", help="a Python that has vllm-router")
+    parser.add_argument("--sglang-python", default="", help="a Python that has sglang-router")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     arguments = parser.parse_args(argv)
     requests = (
@@ -38,24 +48,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.trace
         else make_conversations(sessions=600, turns=6, seconds=600, seed=1)[: arguments.limit]
     )
-    model = ReplicaModel(kv_blocks=arguments.kv_blocks)
     attainable = attainable_hit_ratio(requests)
-    results = {
-        name: _run(name, requests, arguments.replicas, model, arguments.speed)
-        for name in arguments.policy or POLICIES
-    }
-    for result in results.values():
-        hits = result["hit_ratio"] or 0.0
-        result["hits_of_attainable_ratio"] = hits / attainable if attainable else None
+    results: dict[str, dict[str, float | None]] = {}
+    missing: dict[str, str] = {}
+    for name in arguments.policy or [*POLICIES, *routers.ROUTERS]:
+        try:
+            results[name] = _run(name, requests, arguments)
+        except (ProgramError, OSError) as error:
+            missing[name] = str(error)
+            continue
+        hits = results[name]["hit_ratio"] or 0.0
+        results[name]["hits_of_attainable_ratio"] = hits / attainable if attainable else None
+        _say_progress(name, results[name])
     report = {
         "simulated": True,
         "trace": arguments.trace.name if arguments.trace else "conversations made by this program",
         "requests": len(requests),
         "replicas": arguments.replicas,
+        "kv_blocks": arguments.kv_blocks,
         "speed": arguments.speed,
         "attainable_hit_ratio": attainable,
         "ttft_objective_seconds": TTFT_OBJECTIVE_SECONDS,
         "tpot_objective_seconds": TPOT_OBJECTIVE_SECONDS,
+        "missing": missing,
         "policies": results,
     }
     if arguments.json:
@@ -65,14 +80,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@contextmanager
+def _made(
+    name: str, requests: Sequence[TraceRequest], names: Sequence[str], arguments: argparse.Namespace
+) -> Iterator[Policy]:
+    if name in POLICIES:
+        yield POLICIES[name]()
+        return
+    tools = Tools(arguments.vllm_python, arguments.sglang_python)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-routing-") as folder,
+        routers.started(name, requests, names, Path(folder), tools) as policy,
+    ):
+        yield policy
+
+
 def _run(
-    name: str, requests: Sequence[TraceRequest], count: int, model: ReplicaModel, speed: float
+    name: str, requests: Sequence[TraceRequest], arguments: argparse.Namespace
 ) -> dict[str, float | None]:
-    policy = POLICIES[name]()
-    replicas = [SimulatedReplica(f"r{number:04d}", model) for number in range(count)]
+    model = ReplicaModel(kv_blocks=arguments.kv_blocks)
+    count = arguments.replicas
+    replicas = [SimulatedReplica(f"replica-{number:05d}", model) for number in range(count)]
     began = time.process_time()
-    world = World(replicas, policy.pick, on_first_token=policy.on_first_token)
-    jobs = world.run(requests, speed=speed)
+    with _made(name, requests, [replica.name for replica in replicas], arguments) as policy:
+        world = World(replicas, policy)
+        jobs = world.run(requests, speed=arguments.speed)
     return {
         **_figures(jobs),
         "hit_ratio": sum(r.hit_tokens for r in replicas) / sum(r.prompt_tokens for r in replicas),
@@ -80,6 +112,15 @@ def _run(
         "served_max_over_mean": max(r.served for r in replicas) * count / len(jobs),
         "cpu_seconds": time.process_time() - began,
     }
+
+
+def _say_progress(name: str, result: dict[str, float | None]) -> None:
+    print(
+        f"{name:38} hits {result['hit_ratio']:.3f}  ttft p99 {result['ttft_p99_seconds']:.2f} s"
+        f"  goodput {result['goodput_ratio']:.3f}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _figures(jobs: Sequence[Job]) -> dict[str, float | None]:
@@ -103,13 +144,15 @@ def _is_good(job: Job) -> bool:
     return gaps < 1 or (job.ended_at - job.first_token_at) / gaps <= TPOT_OBJECTIVE_SECONDS
 
 
-def _print_table(report: dict[str, object], results: dict[str, dict[str, float | None]]) -> None:
+def _print_table(report: Mapping[str, Any], results: Mapping[str, Mapping[str, float | None]]) -> None:
     print(f"simulated: {report['requests']} requests of {report['trace']}, {report['replicas']} replicas,")
     print(f"attainable hit ratio {report['attainable_hit_ratio']:.3f}")
     columns = ("hit_ratio", "ttft_p50_seconds", "ttft_p99_seconds", "goodput_ratio", "imbalance_mean")
-    print(f"{'policy':<16}" + "".join(f"{name:>18}" for name in columns))
+    print(f"{'policy':<38}" + "".join(f"{name:>18}" for name in columns))
     for name, result in results.items():
-        print(f"{name:<16}" + "".join(f"{result[column]:>18.3f}" for column in columns))
+        print(f"{name:<38}" + "".join(f"{result[column]:>18.3f}" for column in columns))
+    for name, reason in report["missing"].items():
+        print(f"{name:<38}left out: {reason}")
 
 
 if __name__ == "__main__":

@@ -20,11 +20,15 @@ class RoundRobin:
     _turn: itertools.count[int] = field(default_factory=itertools.count)
 
     def pick(
-        self, _request: TraceRequest, replicas: Sequence[SimulatedReplica], _now: float
+        self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
     ) -> SimulatedReplica:
+        del request, now
         return replicas[next(self._turn) % len(replicas)]
 
-    def on_first_token(self, _replica: SimulatedReplica, _job: Job) -> None:
+    def on_first_token(self, replica: SimulatedReplica, job: Job) -> None:
+        """Nothing is remembered."""
+
+    def on_end(self, replica: SimulatedReplica, job: Job) -> None:
         """Nothing is remembered."""
 
 
@@ -33,8 +37,9 @@ class LeastLoaded(RoundRobin):
     """The one with the fewest open requests."""
 
     def pick(
-        self, _request: TraceRequest, replicas: Sequence[SimulatedReplica], _now: float
+        self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
     ) -> SimulatedReplica:
+        del request, now
         return min(replicas, key=lambda replica: (replica.in_flight, replica.name))
 
 
@@ -45,8 +50,9 @@ class HashOnly(RoundRobin):
     blocks: int = 2
 
     def pick(
-        self, request: TraceRequest, replicas: Sequence[SimulatedReplica], _now: float
+        self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
     ) -> SimulatedReplica:
+        del now
         seed = hashing.key_seed(repr(request.prefix_ids[: self.blocks]))
         return hashing.rank(seed, replicas, lambda replica: replica.name)[0]
 
@@ -61,8 +67,9 @@ class Ours:
         self._others = 2
 
     def pick(
-        self, request: TraceRequest, replicas: Sequence[SimulatedReplica], _now: float
+        self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
     ) -> SimulatedReplica:
+        del now
         beginning = describe(request)
         known = {replica.name: replica for replica in replicas}
         others = self._rng.sample(list(replicas), min(self._others, len(replicas)))
@@ -78,6 +85,9 @@ class Ours:
     def on_first_token(self, replica: SimulatedReplica, job: Job) -> None:
         """The gateway sees the first byte: what was pending is computed."""
         replica.pending_tokens -= self._sent.pop(id(job.request))
+
+    def on_end(self, replica: SimulatedReplica, job: Job) -> None:
+        """What it had stays in its cache."""
 
 
 def describe(request: TraceRequest) -> Beginning:

@@ -11,6 +11,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from bench.traces import TraceRequest
 
@@ -133,7 +134,19 @@ class SimulatedReplica:
         return seconds, chunks, decoding, max(1, steps)
 
 
-Pick = Callable[[TraceRequest, Sequence[SimulatedReplica], float], SimulatedReplica]
+class Policy(Protocol):
+    """Picks replicas, and hears what becomes of what it placed."""
+
+    def pick(
+        self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
+    ) -> SimulatedReplica:
+        """Say where a request goes. `now` in seconds of the simulation."""
+
+    def on_first_token(self, replica: SimulatedReplica, job: Job) -> None:
+        """A prompt is computed."""
+
+    def on_end(self, replica: SimulatedReplica, job: Job) -> None:
+        """An answer is whole."""
 
 
 class World:
@@ -142,13 +155,10 @@ class World:
     def __init__(
         self,
         replicas: Sequence[SimulatedReplica],
-        pick: Pick,
-        *,
-        on_first_token: Callable[[SimulatedReplica, Job], None] = lambda _replica, _job: None,
+        policy: Policy,
     ) -> None:
         self.replicas = replicas
-        self._pick = pick
-        self._on_first_token = on_first_token
+        self._policy = policy
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self.now = 0.0
@@ -169,7 +179,7 @@ class World:
         heapq.heappush(self._events, (seconds, self._number, act))
 
     def _arrive(self, request: TraceRequest) -> None:
-        replica = self._pick(request, self.replicas, self.now)
+        replica = self._policy.pick(request, self.replicas, self.now)
         job = Job(request, self.now)
         self.jobs.append(job)
         replica.in_flight += 1
@@ -200,7 +210,7 @@ class World:
             if not job.left_to_prefill:
                 job.emitted = 1
                 job.first_token_at = self.now
-                self._on_first_token(replica, job)
+                self._policy.on_first_token(replica, job)
         for job in decoding:
             job.emitted += steps
         ended = [job for job in replica.running if job.emitted >= job.request.output_tokens > 0]
@@ -209,4 +219,5 @@ class World:
             replica.running.remove(job)
             replica.release(job)
             replica.in_flight -= 1
+            self._policy.on_end(replica, job)
         self._step(replica)
