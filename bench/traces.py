@@ -129,6 +129,25 @@ def attainable_hit_ratio(requests: Sequence[TraceRequest]) -> float:
     return hits / total if total else 0.0
 
 
+def with_bursts(
+    requests: Sequence[TraceRequest], *, prompts: int, every_seconds: float, seed: int
+) -> list[TraceRequest]:
+    """Add bursts of long prompts, 32 to 96 thousand tokens each, that have nothing in common."""
+    rng = random.Random(seed)  # noqa: S311 - a reproducible workload, no secret
+    ids = itertools.count(1 + max((max(r.prefix_ids, default=0) for r in requests), default=0))
+    end = requests[-1].at_seconds
+    added: list[TraceRequest] = []
+    start = every_seconds / 2
+    while start < end:
+        for _ in range(prompts):
+            blocks = rng.randrange(64, 192)
+            prompt = blocks * MOONCAKE_BLOCK_TOKENS
+            prefix_ids = tuple(itertools.islice(ids, blocks))
+            added.append(TraceRequest(start + rng.uniform(0, 5), prompt, 128, prefix_ids))
+        start += every_seconds
+    return sorted([*requests, *added], key=lambda request: request.at_seconds)
+
+
 def make_conversations(
     *, sessions: int, turns: int, seconds: float, seed: int, shared_tokens: int = 1024
 ) -> list[TraceRequest]:

@@ -267,6 +267,8 @@ ALL = tuple(_STARTERS)
 def find_python(package: str, given: str, option: str) -> str:
     """Return the Python that has a package. Raises `ProgramError`, which names the option."""
     if given:
+        if shutil.which(given) is None:
+            raise ProgramError(f"{option} {given}: there is no such program")
         return given
     if importlib.util.find_spec(package) is None:
         raise ProgramError(f"not installed (in a venv of its own, and say {option} which Python has it)")

@@ -24,10 +24,11 @@ from bench.gateway.programs import ProgramError
 from bench.routing import routers
 from bench.routing.policies import POLICIES
 from bench.routing.world import Job, Policy, ReplicaModel, SimulatedReplica, World
-from bench.traces import TraceRequest, attainable_hit_ratio, make_conversations, read_trace
+from bench.traces import TraceRequest, attainable_hit_ratio, make_conversations, read_trace, with_bursts
 
 TTFT_OBJECTIVE_SECONDS = 3.0
 TPOT_OBJECTIVE_SECONDS = 0.05
+SHORT_PROMPT_TOKENS = 4096
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--speed", type=float, default=1.0, help="arrivals so many times as fast as recorded")
     parser.add_argument("--kv-blocks", type=int, default=ReplicaModel().kv_blocks)
     parser.add_argument("--limit", type=int, help="only so many requests")
+    parser.add_argument("--burst", type=int, help="add so many long prompts at once, each two minutes")
     parser.add_argument("--policy", action="append", choices=[*POLICIES, *routers.ROUTERS])
     parser.add_argument("--vllm-python", default="", help="a Python that has vllm-router")
     parser.add_argument("--sglang-python", default="", help="a Python that has sglang-router")
@@ -48,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.trace
         else make_conversations(sessions=600, turns=6, seconds=600, seed=1)[: arguments.limit]
     )
+    if arguments.burst:
+        requests = with_bursts(requests, prompts=arguments.burst, every_seconds=120.0, seed=1)
     attainable = attainable_hit_ratio(requests)
     results: dict[str, dict[str, float | None]] = {}
     missing: dict[str, str] = {}
@@ -67,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "replicas": arguments.replicas,
         "kv_blocks": arguments.kv_blocks,
         "speed": arguments.speed,
+        "burst": arguments.burst,
         "attainable_hit_ratio": attainable,
         "ttft_objective_seconds": TTFT_OBJECTIVE_SECONDS,
         "tpot_objective_seconds": TPOT_OBJECTIVE_SECONDS,
@@ -131,7 +136,22 @@ def _figures(jobs: Sequence[Job]) -> dict[str, float | None]:
         "ttft_p95_seconds": ttft[int(len(ttft) * 0.95)],
         "ttft_p99_seconds": ttft[int(len(ttft) * 0.99)],
         "ttft_mean_seconds": statistics.fmean(ttft),
+        **_short_figures(jobs),
         "goodput_ratio": good / len(jobs),
+    }
+
+
+def _short_figures(jobs: Sequence[Job]) -> dict[str, float | None]:
+    """TTFT of the prompts that nothing but others can make slow."""
+    ttft = sorted(
+        job.first_token_at - job.sent_at
+        for job in jobs
+        if job.first_token_at is not None and job.request.prompt_tokens <= SHORT_PROMPT_TOKENS
+    )
+    shares = {"p50": 0.5, "p99": 0.99}
+    return {
+        f"short_ttft_{name}_seconds": ttft[int(len(ttft) * share)] if ttft else None
+        for name, share in shares.items()
     }
 
 
@@ -147,10 +167,17 @@ def _is_good(job: Job) -> bool:
 def _print_table(report: Mapping[str, Any], results: Mapping[str, Mapping[str, float | None]]) -> None:
     print(f"simulated: {report['requests']} requests of {report['trace']}, {report['replicas']} replicas,")
     print(f"attainable hit ratio {report['attainable_hit_ratio']:.3f}")
-    columns = ("hit_ratio", "ttft_p50_seconds", "ttft_p99_seconds", "goodput_ratio", "imbalance_mean")
-    print(f"{'policy':<38}" + "".join(f"{name:>18}" for name in columns))
+    columns = (
+        "hit_ratio",
+        "ttft_p50_seconds",
+        "ttft_p99_seconds",
+        "short_ttft_p99_seconds",
+        "goodput_ratio",
+        "imbalance_mean",
+    )
+    print(f"{'policy':<38}" + "".join(f"{name:>23}" for name in columns))
     for name, result in results.items():
-        print(f"{name:<38}" + "".join(f"{result[column]:>18.3f}" for column in columns))
+        print(f"{name:<38}" + "".join(f"{result[column] or 0.0:>23.3f}" for column in columns))
     for name, reason in report["missing"].items():
         print(f"{name:<38}left out: {reason}")
 

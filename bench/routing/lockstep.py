@@ -13,7 +13,7 @@ import hashlib
 import json
 import threading
 from array import array
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -29,6 +29,8 @@ from bench.traces import TraceRequest
 TEXT_BYTES_PER_TOKEN = 4
 _VOCABULARY = 128_000
 _PATIENCE_SECONDS = 60.0
+_LOOK_SECONDS = 0.05
+_WAITING = "exaops_gateway_waiting_requests "
 _HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -162,6 +164,10 @@ class SimulatedEngines:
         if arrived is not None and not arrived.done():
             arrived.set_result(name)
 
+    def arrived(self, numbers: Iterable[int]) -> list[int]:
+        """Which of these have come to a replica."""
+        return [number for number in numbers if number not in self._arrived]
+
     def send_first(self, number: int) -> None:
         """Send an answer's head and its first token."""
         self._connections[number].send(_HEAD + _event({"choices": [_choice("a", None)]}))
@@ -267,18 +273,27 @@ class ThroughRouter:
     port: int
     sessions: Sequence[str] | None = None
     """Session of each request in the trace's order, sent in a header; `None`: requests are anonymous."""
+    tells_waiting: bool = False
+    """Whether it may hold requests back, and its page for Prometheus says how many."""
     _next: int = 0
+    _held: dict[int, tuple[TraceRequest, asyncio.Future[str]]] = field(default_factory=dict)
+    _replicas: dict[str, SimulatedReplica] = field(default_factory=dict)
     _open: dict[int, _Sent] = field(default_factory=dict)
     _idle: list[_ClientConnection] = field(default_factory=list)
 
     def pick(
         self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
-    ) -> SimulatedReplica:
+    ) -> SimulatedReplica | None:
         """Send the request and see where it comes out. Raises `ProgramError`."""
         del now
+        self._replicas = self._replicas or {replica.name: replica for replica in replicas}
         number, self._next = self._next, self._next + 1
         name = self._wait(self._ask(request, number))
-        return next(replica for replica in replicas if replica.name == name)
+        return None if name is None else self._replicas[name]
+
+    def released(self) -> Sequence[tuple[TraceRequest, SimulatedReplica]]:
+        """See which of those that the router held back it has sent. Raises `ProgramError`."""
+        return self._wait(self._see_released()) if self._held else ()
 
     def on_first_token(self, replica: SimulatedReplica, job: Job) -> None:
         """Let the router see the first token."""
@@ -309,7 +324,24 @@ class ThroughRouter:
         for connection in (*self._idle, *(sent.connection for sent in self._open.values())):
             connection.close()
 
-    async def _ask(self, request: TraceRequest, number: int) -> str:
+    async def _see_released(self) -> list[tuple[TraceRequest, SimulatedReplica]]:
+        waiting = await self._count_waiting()
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while len(gone := self.engines.arrived(self._held)) < len(self._held) - waiting:  # noqa: ASYNC110 - many arrivals are no one event
+                await asyncio.sleep(_LOOK_SECONDS)
+        released = [self._held.pop(number) for number in gone]
+        return [(request, self._replicas[arrived.result()]) for request, arrived in released]
+
+    async def _count_waiting(self) -> int:
+        """Ask the router how many requests it holds back."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        page = (await reader.read(-1)).decode()
+        writer.close()
+        line = next(line for line in page.splitlines() if line.startswith(_WAITING))
+        return int(float(line.rpartition(" ")[2]))
+
+    async def _ask(self, request: TraceRequest, number: int) -> str | None:
         arrived = self.engines.expect(number)
         connection = self._idle.pop() if self._idle else await self._connect()
         body = make_body(request, number)
@@ -320,13 +352,19 @@ class ThroughRouter:
         )
         connection.send(head.encode(), body)
         self._open[id(request)] = _Sent(number, connection)
-        done, _ = await asyncio.wait(
-            (arrived, connection.first), timeout=_PATIENCE_SECONDS, return_when=asyncio.FIRST_COMPLETED
-        )
-        if arrived not in done:
-            await _settle(connection.first)
-        name: str = await _settle(arrived)
-        return name
+        seconds = _LOOK_SECONDS if self.tells_waiting else _PATIENCE_SECONDS
+        for _ in range(int(_PATIENCE_SECONDS / seconds)):
+            await asyncio.wait(
+                (arrived, connection.first), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if connection.first.done():
+                connection.first.result()  # raises: it was answered without a replica
+            if arrived.done():
+                return arrived.result()
+            if self.tells_waiting and await self._count_waiting() > len(self._held) and not arrived.done():
+                self._held[number] = request, arrived
+                return None
+        raise ProgramError(f"a request was lost in the router for {_PATIENCE_SECONDS:.0f} s")
 
     async def _connect(self) -> _ClientConnection:
         _, connection = await asyncio.get_running_loop().create_connection(

@@ -62,7 +62,7 @@ def started(
         router.start(Site(folder, port, hosts, tools)) as it,
     ):
         sessions = name_sessions(requests) if router.is_told_sessions else None
-        policy = ThroughRouter(loop, engines, it.port, sessions)
+        policy = ThroughRouter(loop, engines, it.port, sessions, tells_waiting=router.start is run_ours)
         try:
             yield policy
         finally:

@@ -139,8 +139,11 @@ class Policy(Protocol):
 
     def pick(
         self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
-    ) -> SimulatedReplica:
-        """Say where a request goes. `now` in seconds of the simulation."""
+    ) -> SimulatedReplica | None:
+        """Say where a request goes; `None`: it waits. `now` in seconds of the simulation."""
+
+    def released(self) -> Sequence[tuple[TraceRequest, SimulatedReplica]]:
+        """Say which requests wait no longer, and where they went. Asked after each event."""
 
     def on_first_token(self, replica: SimulatedReplica, job: Job) -> None:
         """A prompt is computed."""
@@ -164,6 +167,7 @@ class World:
         self.now = 0.0
         self.jobs: list[Job] = []
         self.imbalance: list[float] = []
+        self._held: dict[int, Job] = {}
 
     def run(self, requests: Sequence[TraceRequest], *, speed: float) -> list[Job]:
         """Replay all; return the jobs as they went."""
@@ -172,6 +176,8 @@ class World:
         while self._events:
             self.now, _, act = heapq.heappop(self._events)
             act()
+            for request, replica in self._policy.released():
+                self._start(self._held.pop(id(request)), replica)
         return self.jobs
 
     def _at(self, seconds: float, act: Callable[[], None]) -> None:
@@ -182,6 +188,12 @@ class World:
         replica = self._policy.pick(request, self.replicas, self.now)
         job = Job(request, self.now)
         self.jobs.append(job)
+        if replica is None:
+            self._held[id(request)] = job
+        else:
+            self._start(job, replica)
+
+    def _start(self, job: Job, replica: SimulatedReplica) -> None:
         replica.in_flight += 1
         replica.served += 1
         replica.waiting.append(job)

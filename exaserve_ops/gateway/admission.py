@@ -12,10 +12,11 @@ from exaserve_ops.gateway import headers, refusals
 from exaserve_ops.gateway.headers import FORWARDED, is_request_id, is_session_id
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request
-from exaserve_ops.routing.domain.records import BATCH, KeyRecord
+from exaserve_ops.routing.domain.records import BATCH, LONG_CONTEXT, KeyRecord
 
 _BEARER = b"bearer "
 _BATCH = BATCH.encode()
+_LONG_CONTEXT = LONG_CONTEXT.encode()
 
 
 class Access(enum.Enum):
@@ -145,6 +146,7 @@ class Admission:
         """A caller may ask for less than its key is given, never for more."""
         request.key = key
         request.is_batch = key.traffic_class == BATCH or asked_class == _BATCH
+        request.is_long = asked_class == _LONG_CONTEXT
 
     def _check_session(self, request: Request) -> Refusal | None:
         """Take the first session header that is there, in the order of the settings."""

@@ -39,6 +39,7 @@ class Gauges:
     slots: Iterable[ReplicaSlot]
     open_requests: int
     waiting_requests: int
+    waiting_long_prompts: int
     connections: int
     table_age_seconds: float | None
     is_table_stale: bool
@@ -94,6 +95,7 @@ def _families(counters: Counters, gauges: Gauges) -> Iterable[tuple[str, str, li
     yield "in_flight", "gauge", in_flight
     yield "open_requests", "gauge", [({}, gauges.open_requests)]
     yield "waiting_requests", "gauge", [({}, gauges.waiting_requests)]
+    yield "waiting_long_prompts", "gauge", [({}, gauges.waiting_long_prompts)]
     yield "connections", "gauge", [({}, gauges.connections)]
     yield "route_table_age_seconds", "gauge", _known(gauges.table_age_seconds)
     yield "route_table_stale", "gauge", [({}, int(gauges.is_table_stale))]

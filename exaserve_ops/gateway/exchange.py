@@ -23,6 +23,7 @@ from exaserve_ops.gateway.requests import Request, RoutedFields
 from exaserve_ops.gateway.router import Ask, Obstacle, Route
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import AnswerHead, UpstreamConnection
+from exaserve_ops.gateway.waiting import Queue
 from exaserve_ops.routing.domain import markdown, silence
 
 _CLIENT_GONE_STATUS = 499
@@ -35,7 +36,7 @@ class Exchange:
     """State of one request from its last byte read to its answer's last byte written."""
 
     __slots__ = (
-        *("_answer", "_ask", "_attempts", "_client", "_frame", "_head", "_last_byte_seconds"),
+        *("_answer", "_ask", "_attempts", "_client", "_frame", "_head", "_is_long", "_last_byte_seconds"),
         *("_lease", "_obstacle", "_paused_at_seconds", "_pending_tokens", "_phase", "_request"),
         *("_shared", "_slot", "_started_at_unix_seconds", "_started_seconds", "_status", "_task"),
         *("_ttft_seconds", "_unsent_head", "_upstream", "_wait_until_seconds", "_why", "model"),
@@ -46,8 +47,15 @@ class Exchange:
         self._client = client
         self._request = request
         self.model = fields.model
-        self._ask = Ask(fields.model, request.session_id, is_batch=request.is_batch, prompt=fields.text)
+        self._ask = Ask(
+            fields.model,
+            request.session_id,
+            is_batch=request.is_batch,
+            is_long=request.is_long,
+            prompt=fields.text,
+        )
         self._pending_tokens = 0.0
+        self._is_long = False
         self._lease = shared.quotas.lease_for(request)
         self._phase = Phase.ROUTING
         self._started_seconds = shared.clock()
@@ -78,9 +86,11 @@ class Exchange:
             self._lease.ask(self._on_verdict)
 
     @property
-    def is_batch(self) -> bool:
-        """Whether it waits behind those that are not."""
-        return self._ask.is_batch
+    def queue(self) -> Queue:
+        """Where it stands while it waits."""
+        if self._ask.is_batch:
+            return Queue.BATCH
+        return Queue.LONG if self._obstacle is Obstacle.LONG else Queue.INTERACTIVE
 
     def _on_verdict(self, verdict: QuotaVerdict | None) -> None:
         """What the key may use was asked for."""
@@ -154,8 +164,12 @@ class Exchange:
         self._phase = Phase.WAITING
         if not self._wait_until_seconds:
             settings = self._shared.settings
-            patience = settings.batch_wait_seconds if self.is_batch else settings.wait_seconds
-            self._wait_until_seconds = self._shared.clock() + patience
+            patience = {
+                Queue.INTERACTIVE: settings.wait_seconds,
+                Queue.LONG: settings.long_wait_seconds,
+                Queue.BATCH: settings.batch_wait_seconds,
+            }
+            self._wait_until_seconds = self._shared.clock() + patience[self.queue]
         if not self._shared.waiting.add(self):
             self._fail(refusals.WAITING_ROOM_FULL)
 
@@ -167,6 +181,7 @@ class Exchange:
         slot.acquire()
         self._pending_tokens = self._ask.uncached_tokens
         slot.pending_tokens += self._pending_tokens
+        self._is_long = self._shared.router.take_long_place(self._ask, slot)
         self._shared.router.note_sent(self._ask, slot)
         slot.mark = markdown.note_attempt(slot.mark, self._shared.clock())
         connection = slot.pool.take()
@@ -441,6 +456,10 @@ class Exchange:
         if self._slot is not None:
             self._slot.pending_tokens -= self._pending_tokens
         self._pending_tokens = 0.0
+        if self._slot is not None and self._is_long:
+            self._is_long = False
+            self._shared.router.leave_long_place(self._ask, self._slot)
+            self._shared.waiting.wake_long(self.model)
 
     def _release(self) -> None:
         self._note_computed()

@@ -31,6 +31,7 @@ class ReplicaSlot:
         "capacity",
         "group",
         "in_flight",
+        "long_prompts",
         "mark",
         "name",
         "owner",
@@ -49,6 +50,8 @@ class ReplicaSlot:
         """What names it in the session table."""
         self.pool = pool
         self.in_flight = 0
+        self.long_prompts = 0
+        """Long prompts among these; see `Router`."""
         self.pending_tokens = 0.0
         """About what this gateway's requests have to compute here before their first tokens."""
         self.reach: bool | None = None

@@ -14,6 +14,7 @@ class Request:
     __slots__ = (
         "body_parts",
         "is_batch",
+        "is_long",
         "keep_alive",
         "key",
         "known",
@@ -47,6 +48,8 @@ class Request:
         self.key: KeyRecord | None = None
         self.is_batch = False
         """Whether it may wait: its key or its header says so."""
+        self.is_long = False
+        """Whether it says of itself that it takes long to compute."""
         self.refusal: Refusal | None = None
         """Set as soon as it is known that the request goes no further."""
 

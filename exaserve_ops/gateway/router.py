@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import random
+from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
@@ -37,6 +38,8 @@ class Obstacle(enum.Enum):
 
     NOTHING_SERVES = refusals.NOTHING_SERVES
     FULL = refusals.OVERLOADED
+    LONG = refusals.LONG_PROMPTS_QUEUE
+    """All who have room compute long prompts already, of which this is one more."""
     UNREACHABLE = refusals.UNREACHABLE
 
 
@@ -56,8 +59,12 @@ class Ask:
     """How often an owner was proposed to the table."""
     is_batch: bool = False
     """Goes only where little is open, and overtakes nobody who waits."""
+    is_long: bool = False
+    """Takes the place of a long prompt, whatever its size."""
     prompt: bytes = b""
     """Its part of the body, as it came."""
+    long_places_taken: bool = False
+    """Whether as many replicas compute long prompts already as may."""
     cached_tokens: float = 0.0
     """What the replica that was picked is thought to have of it."""
     beginning: Beginning | None = None
@@ -66,7 +73,23 @@ class Ask:
     @property
     def uncached_tokens(self) -> float:
         """About what there is to compute before the first token."""
-        return max(0.0, len(self.prompt) / BYTES_PER_TOKEN - self.cached_tokens)
+        return self.uncached_beside(self.cached_tokens)
+
+    def uncached_beside(self, cached_tokens: float) -> float:
+        """About what there is to compute where so much of the prompt is known."""
+        return max(0.0, len(self.prompt) / BYTES_PER_TOKEN - cached_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one gateway has open at one replica at most."""
+
+    in_flight: int = 256
+    batch_in_flight: int = 4
+    long_prompts: int = 1
+    long_prompt_tokens: int = 16_384
+    long_prompt_share: float = 0.75
+    """Of a model's replicas that compute long prompts at once: the others answer short ones meanwhile."""
 
 
 class Router:
@@ -82,21 +105,21 @@ class Router:
         fleet: Fleet,
         sessions: SessionTable,
         *,
-        in_flight_limit: int,
-        batch_limit: int,
+        bounds: Bounds,
         is_overtaking: Callable[[str], bool],
         clock: Callable[[], float],
     ) -> None:
         """Route to `fleet`. `is_overtaking`: whether a batch request of a model would pass one that waits."""
         self._fleet = fleet
         self._sessions = sessions
-        self._in_flight_limit = in_flight_limit
-        self._batch_limit = min(batch_limit, in_flight_limit)
+        self._bounds = bounds
         self._is_overtaking = is_overtaking
         self._clock = clock
         self._draw = random.randrange
         self._prefixes = PrefixMemory()
         self._owners = RecentOwners()
+        self._long_prompts: Counter[str] = Counter()
+        """Those of each model that are not computed yet, on all replicas."""
         self._sessions_away_until_seconds = 0.0
         self.session_failures = 0
 
@@ -104,13 +127,14 @@ class Router:
         """Choose without asking the session table: by its entry if known, by load, or by hash without it."""
         if ask.is_batch and self._is_overtaking(ask.model):
             return Obstacle.FULL
+        ask.long_places_taken = self._may_be_long(ask) and self._are_long_places_taken(ask.model)
         if ask.entry is not None and (owned := self._pick_owner(ask, ask.entry)):
             return owned
         groups = self._fleet.groups(ask.model)
         now = self._clock()
 
         def is_possible(slot: ReplicaSlot) -> bool:
-            return self._has_room(slot, ask) and slot not in ask.tried
+            return slot not in ask.tried and self._takes(slot, ask)
 
         def is_usable(slot: ReplicaSlot) -> bool:
             return slot.reach is not False and markdown.is_open(slot.mark, now) and is_possible(slot)
@@ -122,8 +146,8 @@ class Router:
             choice = policy.choose_by_hash(key, groups, is_usable, avoid_node=ask.avoid_node)
         else:
             choice = policy.choose(groups, self._draw, is_usable, avoid_node=ask.avoid_node)
-            if choice is not None and len(ask.prompt) >= FIRST_PIECE_BYTES:
-                choice = self._pick_by_prefix(ask, choice, is_usable)
+            if len(ask.prompt) >= FIRST_PIECE_BYTES:
+                choice = self._pick_by_prefix(ask, choice)
         choice = choice or self._pick_despite(ask, groups, is_usable, is_possible)
         if choice is None:
             return self._obstacle(ask)
@@ -149,17 +173,35 @@ class Router:
         if ask.beginning is not None:
             self._prefixes.note(ask.beginning, slot.name)
 
-    def _pick_by_prefix(self, ask: Ask, drawn: Route, is_usable: Callable[[ReplicaSlot], bool]) -> Route:
+    def take_long_place(self, ask: Ask, slot: ReplicaSlot) -> bool:
+        """Count a request as a long prompt of the replica it goes to, if it is one there."""
+        if not ask.is_long and ask.uncached_tokens < self._bounds.long_prompt_tokens:
+            return False
+        slot.long_prompts += 1
+        self._long_prompts[ask.model] += 1
+        return True
+
+    def leave_long_place(self, ask: Ask, slot: ReplicaSlot) -> None:
+        """Its prompt is computed, or will not be."""
+        slot.long_prompts -= 1
+        self._long_prompts[ask.model] -= 1
+        if not self._long_prompts[ask.model]:
+            del self._long_prompts[ask.model]
+
+    def _pick_by_prefix(self, ask: Ask, drawn: Route | None) -> Route | None:
         """Prefer a replica that has the prompt's beginning, if it is not too busy for that to pay."""
         beginning = ask.beginning = ask.beginning or describe_text(ask.prompt)
+        now = self._clock()
 
-        def find(name: str) -> ReplicaSlot | None:
+        def find(name: str, cached_tokens: float) -> ReplicaSlot | None:
             slot = self._fleet.find(name)
             if slot is None or slot.record.model != ask.model or slot.record.is_left:
                 return None
-            return slot if is_usable(slot) and slot.record.node_id != ask.avoid_node else None
+            is_well = slot.reach is not False and markdown.is_open(slot.mark, now)
+            may_be = is_well and slot not in ask.tried and slot.record.node_id != ask.avoid_node
+            return slot if may_be and self._takes(slot, ask, cached_tokens) else None
 
-        best = choose_by_prefix(beginning, self._prefixes, find, (drawn.replica,))
+        best = choose_by_prefix(beginning, self._prefixes, find, (drawn.replica,) if drawn else ())
         ask.cached_tokens = best.cached_tokens if best else 0.0
         return policy.Choice(best.server, PREFIX) if best and best.cached_tokens else drawn
 
@@ -172,13 +214,13 @@ class Router:
 
         The turn may leave at once. What the table says comes to `then`: the truth, if it moved meanwhile.
         """
-        if ask.entry is not None or ask.is_batch or not self._has_table(ask):
+        if ask.entry is not None or ask.is_batch or self._may_be_long(ask) or not self._has_table(ask):
             return None
         entry = self._owners.find(ask.model, ask.session_id, self._clock())
         if entry is None:
             return None
         owner = self._fleet.find_owner(entry.owner)
-        if owner is None or not self._still_serves(owner, ask) or owner.in_flight >= self._in_flight_limit:
+        if owner is None or not self._still_serves(owner, ask) or owner.in_flight >= self._bounds.in_flight:
             return None
         ask.entry = entry
         ask.cached_tokens = float(entry.context_tokens)
@@ -230,6 +272,8 @@ class Router:
         if owner.in_flight >= self._limit_of(ask):
             return Obstacle.FULL
         ask.cached_tokens = float(entry.context_tokens)
+        if self._is_one_too_long(owner, ask, ask.cached_tokens):
+            return Obstacle.LONG
         if ask.was_repinned:
             return owner.routes[REPINNED]
         return owner.routes[policy.DRAWN if entry.turns == 1 else STICKY]
@@ -247,7 +291,27 @@ class Router:
         return slot.record.accepts_new and slot.is_open and slot.in_flight < self._limit_of(ask)
 
     def _limit_of(self, ask: Ask) -> int:
-        return self._batch_limit if ask.is_batch else self._in_flight_limit
+        bounds = self._bounds
+        return min(bounds.batch_in_flight, bounds.in_flight) if ask.is_batch else bounds.in_flight
+
+    def _takes(self, slot: ReplicaSlot, ask: Ask, cached_tokens: float = 0.0) -> bool:
+        """Whether a replica that has so much of the prompt can take it now."""
+        return self._has_room(slot, ask) and not self._is_one_too_long(slot, ask, cached_tokens)
+
+    def _is_one_too_long(self, slot: ReplicaSlot, ask: Ask, cached_tokens: float) -> bool:
+        """Whether it is a long prompt there, and as many such as may be are not computed yet."""
+        bounds = self._bounds
+        if slot.long_prompts < bounds.long_prompts and not ask.long_places_taken:
+            return False
+        return ask.is_long or ask.uncached_beside(cached_tokens) >= bounds.long_prompt_tokens
+
+    def _may_be_long(self, ask: Ask) -> bool:
+        return ask.is_long or len(ask.prompt) >= self._bounds.long_prompt_tokens * BYTES_PER_TOKEN
+
+    def _are_long_places_taken(self, model: str) -> bool:
+        computing = self._long_prompts[model]
+        replicas = sum(len(group.replicas) for group in self._fleet.groups(model)) if computing else 0
+        return computing > 0 and computing >= self._bounds.long_prompt_share * replicas
 
     def _obstacle(self, ask: Ask) -> Obstacle:
         accepting = [
@@ -260,6 +324,7 @@ class Router:
             return Obstacle.NOTHING_SERVES
         if not any(slot.is_open for slot in accepting):
             return Obstacle.UNREACHABLE
-        if any(slot not in ask.tried for slot in accepting):
-            return Obstacle.FULL
+        untried = [slot for slot in accepting if slot not in ask.tried]
+        if untried:
+            return Obstacle.LONG if any(self._has_room(slot, ask) for slot in untried) else Obstacle.FULL
         return Obstacle.UNREACHABLE

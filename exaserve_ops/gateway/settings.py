@@ -63,6 +63,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Likewise, of batch requests, which wait behind all others."""
     batch_in_flight_per_replica: int = 4
     """A batch request goes only to a replica that has fewer requests open than this."""
+    long_prompt_tokens: int = 16_384
+    """A prompt with so much to compute is long: see the next two."""
+    long_prompts_per_replica: int = 1
+    """Long prompts that may be computed, or queue, at a replica at once; the others wait here."""
+    long_prompt_share: float = 0.75
+    """Share of a model's replicas that compute long prompts at once."""
+    long_wait_seconds: float = 90.0
     poll_seconds: float = 2.0
     session_seconds: int = 24 * 3600
     session_answer_seconds: float = 0.150

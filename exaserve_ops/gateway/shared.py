@@ -23,9 +23,9 @@ from exaserve_ops.gateway.headers import Roles
 from exaserve_ops.gateway.problems import Problems
 from exaserve_ops.gateway.processes import SharedFigures
 from exaserve_ops.gateway.quotas import QuotaDesk
-from exaserve_ops.gateway.router import Router
+from exaserve_ops.gateway.router import Bounds, Router
 from exaserve_ops.gateway.settings import GatewaySettings
-from exaserve_ops.gateway.waiting import WaitingRoom
+from exaserve_ops.gateway.waiting import Queue, WaitingRoom
 
 _POLLS_TO_STALE = 2.5
 """Without an answer for so many polls the table is called stale."""
@@ -80,8 +80,13 @@ class Shared:
         self.router = Router(
             self.fleet,
             self.sessions,
-            in_flight_limit=settings.in_flight_per_replica,
-            batch_limit=settings.batch_in_flight_per_replica,
+            bounds=Bounds(
+                settings.in_flight_per_replica,
+                settings.batch_in_flight_per_replica,
+                settings.long_prompts_per_replica,
+                settings.long_prompt_tokens,
+                settings.long_prompt_share,
+            ),
             is_overtaking=self.waiting.holds_interactive,
             clock=clock,
         )
@@ -154,6 +159,7 @@ class Shared:
             slots=self.fleet.slots(),
             open_requests=len(self.open_requests),
             waiting_requests=len(self.waiting),
+            waiting_long_prompts=self.waiting.waiting_in(Queue.LONG),
             connections=len(self.connections),
             table_age_seconds=age,
             is_table_stale=age is None or age > self.settings.poll_seconds * _POLLS_TO_STALE,

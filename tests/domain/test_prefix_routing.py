@@ -30,7 +30,7 @@ SYSTEM = b"You are a careful assistant. " * 200
 
 def choose(text: bytes, memory: PrefixMemory, *replicas: Replica, others: int = 2) -> tuple[str, float]:
     known = {replica.name: replica for replica in replicas}
-    choice = choose_by_prefix(describe_text(text), memory, known.get, replicas[-others:])
+    choice = choose_by_prefix(describe_text(text), memory, lambda who, _: known.get(who), replicas[-others:])
     assert choice is not None
     return choice.server.name, choice.cached_tokens
 
@@ -97,7 +97,7 @@ def test_holder_that_is_gone_or_unusable_is_not_chosen() -> None:
     memory = PrefixMemory()
     memory.note(describe_text(SYSTEM), "gone")
     assert choose(SYSTEM, memory, Replica("b"))[0] == "b"
-    assert choose_by_prefix(describe_text(SYSTEM), memory, lambda _name: None, ()) is None
+    assert choose_by_prefix(describe_text(SYSTEM), memory, lambda _who, _cached: None, ()) is None
 
 
 def test_forgotten_beginnings_are_gone_for_that_replica_alone() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from exaserve_ops.adapters.quota_table import QuotaTable, QuotaVerdict, is_limited, quota_keys
 from exaserve_ops.adapters.resp_link import RespLink
-from exaserve_ops.gateway.waiting import WaitingRoom
+from exaserve_ops.gateway.waiting import Queue, WaitingRoom
 from exaserve_ops.routing.domain.records import KeyRecord
 from tests.fakes.upstream import CHAT, Received, replies
 from tests.gateway.harness import KEY, Gateway, Wire, World, eventually, request_bytes
@@ -230,8 +230,8 @@ async def test_batch_requests_wait_behind_others_and_by_key_or_header(world: Wor
 class Line:
     """Somebody who waits."""
 
-    def __init__(self, name: str, *, is_batch: bool, log: list[str]) -> None:
-        self.model, self.is_batch, self._name, self._log = "m", is_batch, name, log
+    def __init__(self, name: str, queue: Queue, log: list[str]) -> None:
+        self.model, self.queue, self._name, self._log = "m", queue, name, log
 
     def wake(self) -> bool:
         self._log.append(self._name)
@@ -241,9 +241,9 @@ class Line:
 async def test_waiting_room_calls_others_before_batch_and_keeps_half_of_itself_for_them() -> None:
     log: list[str] = []
     room = WaitingRoom(4)
-    batch = [Line(f"b{n}", is_batch=True, log=log) for n in range(3)]
+    batch = [Line(f"b{n}", Queue.BATCH, log) for n in range(3)]
     assert [room.add(waiter) for waiter in batch] == [True, True, False]
-    quick = [Line(f"q{n}", is_batch=False, log=log) for n in range(3)]
+    quick = [Line(f"q{n}", Queue.INTERACTIVE, log) for n in range(3)]
     assert [room.add(waiter) for waiter in quick] == [True, True, False]
     assert room.holds_interactive("m")
     room.wake_all()

@@ -25,8 +25,13 @@ EVEN_PIECES = 16
 _GROWTH = 1.25
 BYTES_PER_TOKEN = 4.0
 """Of English text under the vocabularies in use; for weighing, not for counting."""
-DECODE_TOKENS = 128.0
-"""What one open request delays a new one's first token by, in tokens of prefill; see `cost_tokens`."""
+DECODE_TOKENS = 512.0
+"""What one open request costs a new one, in queued tokens of prefill; see `cost_tokens`."""
+CROWD_REQUESTS = 32.0
+"""Open requests from which each costs twice as much: a large batch makes every token of it slower."""
+PRICE_OF_WORK = 4.0
+"""How many queued tokens one is worth that is computed though somebody has it: it delays all who come
+after it, too. The busier a fleet, the more that counts: with 1 a loaded fleet computes more than it must."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,20 +149,21 @@ def cost_tokens(server: Server, uncached_tokens: float) -> float:
     What is queued before it, itself, and what open requests take of each step; all the slower, the
     lower the replica's weight.
     """
-    work = server.pending_tokens + uncached_tokens + DECODE_TOKENS * server.in_flight
+    decoding = DECODE_TOKENS * server.in_flight * (1.0 + server.in_flight / CROWD_REQUESTS)
+    work = server.pending_tokens + PRICE_OF_WORK * uncached_tokens + decoding
     return work / max(server.weight, 1e-3)
 
 
 def choose_by_prefix(
     beginning: Beginning,
     memory: PrefixMemory,
-    find: Callable[[str], S | None],
+    find: Callable[[str, float], S | None],
     others: Sequence[S],
 ) -> PrefixChoice[S] | None:
     """Pick the cheapest of those that have a part of the prompt and of `others`, drawn by the caller.
 
-    `find` gives a usable replica by name, or `None`. Looks at a few replicas whatever the size of the
-    fleet. `None` if there is nobody.
+    `find` gives a replica by its name if it can take the prompt, of which it has so many tokens, or
+    `None`. Looks at a few replicas whatever the size of the fleet. `None` if there is nobody.
     """
     cached: dict[str, tuple[S, float]] = {server.name: (server, 0.0) for server in others}
     asked: set[str] = set()
@@ -166,7 +172,7 @@ def choose_by_prefix(
         for name in memory.holders(digest):
             if name not in asked:
                 asked.add(name)
-                server = find(name)
+                server = find(name, size)
                 if server is not None:
                     cached[name] = (server, size)
     best = min(

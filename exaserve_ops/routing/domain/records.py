@@ -63,6 +63,8 @@ class NodeFacts:
 
 BATCH = "batch"
 """Traffic that waits behind everybody else's."""
+LONG_CONTEXT = "long-context"
+"""Traffic whose prompts take long to compute: few of them at a replica at once. By size, or said so."""
 
 
 @dataclass(frozen=True, slots=True)
