@@ -34,6 +34,7 @@ from exaserve_ops.controllers.store_users import StoreUserKeeper
 from exaserve_ops.dashboard import ports as dashboard_ports
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
+from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.settings.env import Environment
 from workers.protocol import digests
 
@@ -50,6 +51,9 @@ def connect_pages() -> None:
     dashboard_ports.model_folder_reader.use(folder)
     api_ports.replica_loads.use(reader)
     api_ports.model_folder_reader.use(folder)
+    limits = _move_limits()
+    dashboard_ports.move_limits.use(limits)
+    api_ports.move_limits.use(limits)
     vault = _vault()
     dashboard_ports.credential_vault.use(vault)
     api_ports.credential_vault.use(vault)
@@ -78,6 +82,7 @@ def build_controllers() -> Controllers:
             place_token=place_token,
             installations=build_installation_ports(),
             store_users=build_store_user_keeper(),
+            move_limits=_move_limits(),
         )
     )
 
@@ -146,6 +151,16 @@ class NodeKeys:
         if epoch is not None:
             self._epochs[node_id] = epoch
         return epoch
+
+
+def _move_limits() -> MoveLimits:
+    environment = _environment()
+    return MoveLimits(
+        moves_per_node=environment.moves_per_node,
+        moves_per_fleet=environment.moves_per_fleet,
+        bytes_per_second=environment.move_bytes_per_second,
+        fleet_bytes_per_second=environment.fleet_move_bytes_per_second,
+    )
 
 
 def _vault() -> CredentialVault:

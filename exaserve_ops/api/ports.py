@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from exaserve_ops.inventory.domain.installation import CredentialVault
 from exaserve_ops.lib.slots import Slot
 from exaserve_ops.serving.services.models import ModelFolderReader
+from exaserve_ops.sessions.domain.pace import MoveLimits
 
 
 class ReplicaLoads(Protocol):
@@ -14,6 +16,10 @@ class ReplicaLoads(Protocol):
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         """Last telemetry of a node and its replicas; `None` where there is none or the store is away."""
+        ...
+
+    def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """The same for many nodes at once; without those that have reported nothing."""
         ...
 
     def read_kv(self, node_id: str) -> dict[str, Any] | None:
@@ -32,4 +38,5 @@ class StoreUsers(Protocol):
 replica_loads: Slot[ReplicaLoads] = Slot("reader of telemetry")
 model_folder_reader: Slot[ModelFolderReader] = Slot("reader of model folders")
 credential_vault: Slot[CredentialVault] = Slot("vault for credentials")
+move_limits: Slot[MoveLimits] = Slot("limits of moves of sessions")
 store_users: Slot[StoreUsers] = Slot("users of nodes in Redis")

@@ -8,7 +8,8 @@ and where it still makes sense it is planned again. What a leader that died had 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -19,16 +20,18 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.sessions.domain.moves import PLANNED, SENDING, SWITCHING, MoveOrder, move_command
+from exaserve_ops.sessions.domain.pace import BytePace, MoveLimits
 from exaserve_ops.sessions.domain.relocation import (
-    NO_BALANCE,
     RECOMPUTE,
-    Budget,
     RelocationPlan,
-    plan_relocations,
+    ReplicaRoom,
+    room_of,
 )
 from exaserve_ops.sessions.domain.relocation import Relocation as PlannedMove
+from exaserve_ops.sessions.domain.relocation_plan import plan_relocations
 from exaserve_ops.sessions.models import Relocation
-from exaserve_ops.sessions.selectors import live_relocations, movable_fleet, takes_sessions
+from exaserve_ops.sessions.selectors.moves import live_relocations, movable_fleet, takes_sessions
+from exaserve_ops.sessions.services.balance import record_balance
 from exaserve_ops.sessions.services.relocations import advance_relocation, note_wait, plan_move
 
 ACTOR = "controller:moves"
@@ -40,9 +43,9 @@ _log = logging.getLogger(__name__)
 class MovePolicy:
     """How much moves at once, how fast, and how long each part may take."""
 
-    budget: Budget = field(default_factory=Budget)
-    bytes_per_second: float = float(1 << 28)
-    """Of one move."""
+    limits: MoveLimits = field(default_factory=MoveLimits)
+    balance_every_seconds: float = 5.0
+    """Levelling is no hurry, and looks at all sessions."""
     send_seconds: float = 30.0
     answer_seconds: float = 10.0
     """Beyond that, for the agent's answer to get here."""
@@ -60,6 +63,8 @@ class SessionMoves:
         self._link = link
         self._pins = pins
         self._policy = policy or MovePolicy()
+        self._pace = BytePace(self._policy.limits, time.monotonic())
+        self._levelled_seconds = -1e9
 
     def step(self) -> None:
         """Bring every move on by what is due."""
@@ -111,8 +116,12 @@ class SessionMoves:
 
     # -- the beginning ---------------------------------------------------------------------------
     def _begin(self, now: datetime) -> None:
-        fleet = movable_fleet(now=now, capacities=self._capacities())
-        plan = plan_relocations(fleet, self._policy.budget, NO_BALANCE)
+        levels = time.monotonic() - self._levelled_seconds >= self._policy.balance_every_seconds
+        fleet = movable_fleet(now=now, rooms=self._rooms, levels=levels)
+        plan = plan_relocations(fleet, self._pace.budget(time.monotonic()))
+        if levels:
+            self._levelled_seconds = time.monotonic()
+            record_balance(dict(plan.notes), actor=ACTOR, now=now)
         waiting = {str(row.session_id): row for row in live_relocations() if row.status == PLANNED}
         for move in plan.moves:
             row = waiting.get(move.session_id) or self._record(move, now)
@@ -148,6 +157,7 @@ class SessionMoves:
             self._advance(row, "skip_sending", "the target computes it again", **facts)
             return
         if self._advance(row, "send", move.estimate.sentence(), **facts):
+            self._pace.take(move.estimate.kv_bytes)
             # After the record: a leader that dies here leaves a move that ends by its time.
             self._link.move_session(order, lease_epoch=view.lease_epoch, command_id=move_command(str(row.pk)))
 
@@ -158,12 +168,14 @@ class SessionMoves:
             if row is not None and row.reason != stay.why:
                 note_wait(row.pk, stay.why)
 
-    def _capacities(self) -> dict[str, int]:
-        """KV tokens of the replicas that tell."""
+    def _rooms(self, node_ids: Collection[str]) -> dict[str, ReplicaRoom]:
+        """What the replicas of these nodes report."""
         return {
-            seen.replica_id: seen.load.kv_total_blocks * seen.load.kv_block_tokens
-            for _, seen in self._state.observed()
-            if seen.load is not None and seen.load.kv_total_blocks and seen.load.kv_block_tokens
+            seen.replica_id: room_of(
+                load.kv_total_blocks, load.kv_block_tokens, load.kv_used_ratio, load.requests_waiting
+            )
+            for view, seen in self._state.observed()
+            if view.node_id in node_ids and (load := seen.load) is not None
         }
 
     def _order(self, row: Relocation) -> MoveOrder | None:
@@ -182,7 +194,7 @@ class SessionMoves:
             target_attempt=target.attempt,
             target_address=target.address,
             seconds=self._policy.send_seconds,
-            bytes_per_second=self._policy.bytes_per_second,
+            bytes_per_second=float(self._policy.limits.bytes_per_second),
         )
 
     def _advance(self, row: Relocation, event: str, reason: str, **facts: int | float | str) -> bool:

@@ -25,7 +25,7 @@ from exaserve_ops.controllers.kv_watch import LOOK_EVERY_SECONDS as KV_LOOK_SECO
 from exaserve_ops.controllers.kv_watch import KvWatch
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import LONGEST_LOOP_BACKOFF_SECONDS, KeyQueue, LoopHealth, run_loop
-from exaserve_ops.controllers.moves import SessionMoves
+from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
 from exaserve_ops.controllers.ports import (
     AgentLink,
     Doorbell,
@@ -49,6 +49,7 @@ from exaserve_ops.health.selectors import recent_deaths
 from exaserve_ops.health.services.leadership import record_new_leader
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib import clock
+from exaserve_ops.sessions.domain.pace import MoveLimits
 
 RESYNC_SECONDS = 60.0
 UNSETTLED_SECONDS = 15.0
@@ -117,6 +118,7 @@ class Adapters:
     """SSH to machines that agents are put on."""
     store_users: store_users.StoreUserKeeper | None
     """Keeps a user in Redis for each node; `None` where all nodes share one password."""
+    move_limits: MoveLimits
 
 
 class Controllers:
@@ -139,7 +141,9 @@ class Controllers:
         self._rollups = RollupRecorder(self._state)
         self._slowness = SlowWatch(self._state)
         self._kv = KvWatch(self._state)
-        self._moves = SessionMoves(self._state, adapters.link, adapters.pins)
+        self._moves = SessionMoves(
+            self._state, adapters.link, adapters.pins, MovePolicy(limits=adapters.move_limits)
+        )
         self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)

@@ -18,7 +18,7 @@ from exaserve_ops.access.models import Scope
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_PERCENT, SLICE, WHOLE
 from exaserve_ops.serving.models import Model
-from exaserve_ops.serving.services.deployments import MAX_REPLICAS
+from exaserve_ops.serving.services.deployments import BOUNDS, MAX_REPLICAS
 
 MIB = 1 << 20
 
@@ -97,6 +97,12 @@ class DeploymentForm(forms.Form):
         label="Replace slow replicas",
         help_text="Those that stay slower than their peers; one at a time.",
     )
+    balance_sessions = forms.BooleanField(
+        required=False,
+        initial=True,
+        label="Balance sessions",
+        help_text="Those of a replica whose KV memory they overfill move to an emptier one, between turns.",
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever a form takes
         super().__init__(*args, **kwargs)
@@ -125,6 +131,19 @@ def _accelerator_choices() -> list[tuple[str, str]]:
     profiles = Accelerator.objects.exclude(profile="").values_list("profile", flat=True).order_by("profile")
     slices = [(f"{SLICE}:{profile.lower()}", f"a slice {profile}") for profile in profiles.distinct()]
     return [(ANY, "any"), (WHOLE, "whole cards"), (SLICE, "a slice of any size"), *slices]
+
+
+class BalanceForm(forms.Form):
+    """When sessions move to emptier replicas."""
+
+    balance_sessions = forms.BooleanField(required=False)
+    balance_from_percent = forms.IntegerField(
+        min_value=BOUNDS["balance_from_percent"][0], max_value=BOUNDS["balance_from_percent"][1]
+    )
+    balance_gap_percent = forms.IntegerField(
+        min_value=BOUNDS["balance_gap_percent"][0], max_value=BOUNDS["balance_gap_percent"][1]
+    )
+    reason = forms.CharField(max_length=300)
 
 
 class ScaleForm(forms.Form):

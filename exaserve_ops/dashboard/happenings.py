@@ -95,6 +95,8 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "released": "has another release",
         "pool_opened": "may take whole cards while no slice is free",
         "pool_closed": "takes slices only again",
+        "balancing": "has its sessions balanced",
+        "balanced": "has its sessions balanced as far as is worth it",
         "delete": "is being deleted",
         "emptied": "is gone",
     },

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from exaserve_ops.inventory.domain.installation import CredentialVault
 from exaserve_ops.lib.slots import Slot
 from exaserve_ops.serving.services.models import ModelFolderReader
+from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.telemetry.domain.pictures import LogEntry
 
 
@@ -53,4 +54,5 @@ class LiveReader(Protocol):
 
 live_reader: Slot[LiveReader] = Slot("reader of live pictures")
 model_folder_reader: Slot[ModelFolderReader] = Slot("reader of model folders")
+move_limits: Slot[MoveLimits] = Slot("limits of moves of sessions")
 credential_vault: Slot[CredentialVault] = Slot("vault for credentials")

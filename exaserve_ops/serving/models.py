@@ -136,7 +136,20 @@ class Deployment(models.Model):
     drain_slow = models.BooleanField(
         default=False, help_text="Replace and drain a replica that stays slower than its peers."
     )
+    balance_sessions = models.BooleanField(
+        default=True, help_text="Move sessions off replicas whose KV memory they overfill."
+    )
+    balance_from_percent = models.PositiveSmallIntegerField(
+        default=90, help_text="How full of active sessions a replica's KV memory is for that, at least."
+    )
+    balance_gap_percent = models.PositiveSmallIntegerField(
+        default=30, help_text="How much emptier another replica is for that, at least."
+    )
     # Status
+    balancing_since = models.DateTimeField(
+        null=True, blank=True, editable=False, help_text="Since when its sessions are being balanced."
+    )
+    balancing_note = models.CharField(max_length=300, blank=True, editable=False)
     status = models.CharField(max_length=16, choices=DEPLOYMENT.choices, default=DEPLOYMENT.initial)
     next_ordinal = models.PositiveIntegerField(default=1, editable=False)
     created_at = models.DateTimeField(db_default=Now())

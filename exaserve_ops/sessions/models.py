@@ -9,6 +9,7 @@ from django.db import models
 
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.sessions.domain.moves import RELOCATION
+from exaserve_ops.sessions.domain.relocation import ASKED, TRIGGERS
 
 
 class InferenceSession(models.Model):
@@ -64,6 +65,12 @@ class Relocation(models.Model):
     )
     status = models.CharField(max_length=16, choices=RELOCATION.choices, default=RELOCATION.initial)
     why = models.CharField(max_length=500, help_text="Why it moves.")
+    trigger = models.CharField(
+        max_length=16,
+        choices=[(trigger, trigger) for trigger in TRIGGERS],
+        default=ASKED,
+        help_text="`asked` by a person, its replica is `leaving`, or `balance`.",
+    )
     asked_by = models.CharField(max_length=120, blank=True, help_text="Empty: the controllers chose it.")
     reason = models.CharField(max_length=500, blank=True, help_text="What was last said of it.")
     way = models.CharField(max_length=16, blank=True, help_text="`transfer`, or `recompute` without its KV.")
@@ -90,6 +97,7 @@ class Relocation(models.Model):
             models.CheckConstraint(
                 condition=models.Q(status__in=RELOCATION.statuses), name="relocation_status_known"
             ),
+            models.CheckConstraint(condition=models.Q(trigger__in=TRIGGERS), name="relocation_trigger_known"),
         ]
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ import redis
 
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.adapters.store_users import RedisStoreUsers
-from exaserve_ops.api.ports import model_folder_reader, replica_loads, store_users
+from exaserve_ops.api.ports import model_folder_reader, move_limits, replica_loads, store_users
 from exaserve_ops.api.views.agent import REFUSALS
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
+from exaserve_ops.sessions.domain.pace import MoveLimits
 from tests.fakes.world import JsonClient, client_with_key, make_deployment, make_node, make_user
 
 
@@ -31,6 +32,9 @@ class Telemetry:
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         return self.nodes.get(node_id)
 
+    def read_nodes(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        return {node_id: self.nodes[node_id] for node_id in node_ids if node_id in self.nodes}
+
     def read_kv(self, node_id: str) -> dict[str, Any] | None:
         return self.kv.get(node_id)
 
@@ -40,6 +44,7 @@ def telemetry() -> Iterator[Telemetry]:
     """The ports of REST, filled with what the tests use."""
     store = Telemetry({})
     replica_loads.use(store)
+    move_limits.use(MoveLimits())
     model_folder_reader.use(ModelFolder())
     store_users.use(RedisStoreUsers(redis.Redis.from_url(os.environ["REDIS_URL"])))
     REFUSALS.clear()

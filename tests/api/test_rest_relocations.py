@@ -71,7 +71,9 @@ def test_move_is_asked_for_once_and_listed(
 def test_plan_says_what_would_move_and_changes_nothing(
     viewer: JsonClient, session: InferenceSession, pair: tuple[Replica, Replica]
 ) -> None:
-    assert viewer.get("/api/v1/relocations/plan").json() == {"moves": [], "stays": []}
+    idle = viewer.get("/api/v1/relocations/plan").json()
+    assert (idle["moves"], idle["stays"], idle["underway"]) == ([], [], 0)
+    assert idle["limits"]["moves_per_node"] == 2
     Node.objects.filter(pk=pair[0].node_id).update(drain_status="draining")
     [move] = viewer.get("/api/v1/relocations/plan").json()["moves"]
     assert (move["session"], move["target"], move["why"]) == (

@@ -14,10 +14,12 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.routing.selectors import routes
 from exaserve_ops.serving.domain.departure import Departure, read_departure
-from exaserve_ops.serving.models import Deployment, Replica
-from exaserve_ops.sessions.domain.relocation import RECOMPUTE, Budget, Thresholds, plan_relocations
+from exaserve_ops.serving.domain.engine_launch import TORCH
+from exaserve_ops.serving.models import Deployment, Model, Release, Replica
+from exaserve_ops.sessions.domain.relocation import RECOMPUTE, TRANSFER, Budget
+from exaserve_ops.sessions.domain.relocation_plan import plan_relocations
 from exaserve_ops.sessions.models import InferenceSession
-from exaserve_ops.sessions.selectors import departures, movable_fleet
+from exaserve_ops.sessions.selectors.moves import departures, movable_fleet
 from exaserve_ops.sessions.services.departures import ask_departure, withdraw_departure
 from tests.fakes.fleet import make_deployment
 
@@ -26,18 +28,25 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def deployment() -> Deployment:
-    return make_deployment(replicas=3)
+    made = make_deployment(replicas=3)
+    made.releases.update(engine=TORCH)
+    return made
 
 
 @pytest.fixture
 def replicas(deployment: Deployment) -> list[Replica]:
     """Two of the old weights and two of the new, all ready."""
     domain = FailureDomain.objects.create(name="k")
+    old = deployment.releases.get()
+    weights = Model.objects.create(name="next", digest="sha256:1", source="file:///next")
+    new = Release.objects.create(
+        deployment=deployment, number=2, model=weights, engine=TORCH, replica_memory_bytes=1
+    )
     node = Node.objects.create(name="n", liveness="alive", boot_id="b", failure_domain=domain)
     return [
         Replica.objects.create(
             name=f"r{n}", deployment=deployment, node=node, memory_bytes=1, status="ready",
-            reach="reached", address=f"127.0.0.1:{9000 + n}", attempt=1, release=deployment.releases.get(),
+            reach="reached", address=f"127.0.0.1:{9000 + n}", attempt=1, release=new if n > 1 else old,
         )
         for n in range(4)
     ]  # fmt: skip
@@ -59,8 +68,8 @@ def ask(replicas: list[Replica], **wish: Any) -> list[UUID]:
 
 
 def plan() -> Any:
-    fleet = movable_fleet(now=clock.now(), capacities={})
-    return plan_relocations(fleet, Budget(moves_per_node=99), Thresholds(start_pressure=9.0))
+    fleet = movable_fleet(now=clock.now(), rooms=lambda _: {})
+    return plan_relocations(fleet, Budget(moves_per_node=99))
 
 
 def test_sessions_move_only_to_the_named_replicas_and_are_computed_again(replicas: list[Replica]) -> None:
@@ -78,11 +87,11 @@ def test_sessions_move_only_to_the_named_replicas_and_are_computed_again(replica
 
 
 def test_kv_goes_along_where_the_weights_are_the_same(replicas: list[Replica]) -> None:
-    old, *_ = replicas
+    old, other, *_ = replicas
     converse(old, "a")
-    ask([old], takes_kv=True)
+    ask([old], targets=(str(other.pk),))
     [move] = plan().moves
-    assert move.estimate.way != RECOMPUTE
+    assert move.estimate.way == TRANSFER
 
 
 def test_sessions_that_may_end_stay_and_the_replica_gets_no_new_ones(replicas: list[Replica]) -> None:
@@ -135,6 +144,6 @@ def test_a_replica_cannot_be_left_for_itself_and_one_that_goes_is_left_out(repli
 
 
 def test_what_the_record_keeps_of_a_departure_reads_back() -> None:
-    departure = Departure("why", ("a", "b"), moves=False, takes_kv=True)
+    departure = Departure("why", ("a", "b"), moves=False)
     assert read_departure(departure.to_json()) == departure
     assert read_departure({}) is None

@@ -18,9 +18,10 @@ from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
-from exaserve_ops.serving.models import Model, Replica
+from exaserve_ops.serving.domain.engine_launch import TORCH
+from exaserve_ops.serving.models import Model, Release, Replica
 from exaserve_ops.sessions.domain.moves import Pin, move_command
-from exaserve_ops.sessions.domain.relocation import Budget
+from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.sessions.domain.timeline import TurnMark
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.services.relocations import ask_move, delete_relocations_before
@@ -113,6 +114,7 @@ def world(redis_client: redis.Redis) -> Iterator[World]:
             ready = seen(replica, ObservedState.READY)
             by_node[replica.node_id].beat(ready)
         leader.work()
+        Release.objects.update(engine=TORCH)  # nodes here offer another one; no other can send KV
         source, target = Replica.objects.filter(deployment=deployment, status="ready").order_by("name")
         for node in nodes:
             node.commands()
@@ -319,7 +321,7 @@ def test_session_that_left_a_drained_node_is_not_moved_again(world: World) -> No
 
 
 def test_no_more_move_at_once_than_the_budget_has(world: World) -> None:
-    world.lead_anew(budget=Budget(moves_per_fleet=0)).step()
+    world.lead_anew(limits=MoveLimits(moves_per_fleet=0)).step()
     row = world.ask()
     world.moves.step()
     row.refresh_from_db()

@@ -17,6 +17,7 @@ from exaserve_ops.health.services.incidents import open_incident
 from exaserve_ops.inventory.models import SshHostKey
 from exaserve_ops.inventory.services.installations import InstallationWish, create_installation
 from exaserve_ops.serving.services.replicas import create_replicas
+from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry
 from tests.fakes.world import NOW, make_deployment, make_node, make_user
@@ -76,6 +77,7 @@ def reader() -> MemoryReader:
     reader = MemoryReader()
     ports.live_reader.use(reader)
     ports.model_folder_reader.use(ModelFolder())
+    ports.move_limits.use(MoveLimits())
     return reader
 
 

@@ -56,7 +56,13 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
             "host_key_forget",
             "installations_upgrade",
         }
-        writes |= {"node_lift_quarantine", "node_end_process", "node_kv_limits", "deployment_pool"}
+        writes |= {
+            "node_lift_quarantine",
+            "node_end_process",
+            "node_kv_limits",
+            "deployment_pool",
+            "deployment_balance",
+        }
         writes |= {f"installation_{act}" for act in ("confirm", "act", "abandon", "healing")}
         writes |= {"session_move", "replica_restart", "replica_replace", "node_drain", "node_undrain"}
         writes |= {"incident_confirm", "incident_dismiss"}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exaserve_ops.sessions.domain.relocation import (
+    ACTIVE_SECONDS,
     RECOMPUTE,
     TRANSFER,
     Budget,
@@ -20,8 +21,8 @@ from exaserve_ops.sessions.domain.relocation import (
     Thresholds,
     Underway,
     estimate_move,
-    plan_relocations,
 )
+from exaserve_ops.sessions.domain.relocation_plan import plan_relocations
 
 RATES = Rates(
     kv_bytes_per_token=1000,
@@ -45,13 +46,30 @@ def session(name: str, replica: str, tokens: int = 1000, **changes: object) -> H
     return replace(made, **changes)  # type: ignore[arg-type]  # test sugar: names are checked by replace
 
 
-def fleet(*parts: Part, balancing: frozenset[str] = frozenset()) -> FleetSessions:
-    return FleetSessions(
+def fleet(
+    *parts: Part, balancing: frozenset[str] = frozenset(), limits: Thresholds = LIMITS
+) -> FleetSessions:
+    made = FleetSessions(
         holders=tuple(p for p in parts if isinstance(p, Holder)),
         sessions=tuple(p for p in parts if isinstance(p, HeldSession)),
         rates=(("chat", RATES),),
         underway=tuple(p for p in parts if isinstance(p, Underway)),
+        thresholds=(("chat", limits),),
         balancing=balancing,
+    )
+    return counted(made)
+
+
+def counted(fleet: FleetSessions) -> FleetSessions:
+    """With what each replica holds, and what is on its way, summed up from the sessions."""
+    tokens: Counter[str] = Counter()
+    active = {s.session_id: s.context_tokens for s in fleet.sessions if s.idle_seconds <= ACTIVE_SECONDS}
+    for held in fleet.sessions:
+        tokens[held.replica_id] += active.get(held.session_id, 0)
+    return replace(
+        fleet,
+        holders=tuple(replace(h, active_tokens=tokens[h.replica_id]) for h in fleet.holders),
+        underway=tuple(replace(u, active_tokens=active.get(u.session_id, 0)) for u in fleet.underway),
     )
 
 
@@ -60,36 +78,35 @@ def crowd(replica: str, count: int, tokens: int = 1000) -> list[HeldSession]:
 
 
 def test_fullest_gives_to_the_emptiest_until_the_gap_is_small() -> None:
-    plan = plan_relocations(fleet(holder("a"), holder("b"), *crowd("a", 12), *crowd("b", 2)), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *crowd("a", 12), *crowd("b", 2)), PLENTY)
     assert len(plan.moves) == 5, "12:2 becomes 7:7; one more would turn it round"
     assert {(m.source_id, m.target_id) for m in plan.moves} == {("a", "b")}
     assert plan.balancing == {"chat"}
-    assert plan.notes == ("chat: fullest 1.20, gap 1.00",)
+    assert plan.notes == (("chat", "the fullest replica has 1.20 of its KV, 0.83 more than another"),)
     assert plan.pressures == (("a", 1.2), ("b", 0.2))
 
 
 def test_small_gap_starts_nothing_and_a_begun_levelling_goes_on() -> None:
     parts: tuple[Part, ...] = (holder("a"), holder("b"), *crowd("a", 9), *crowd("b", 7))
-    assert plan_relocations(fleet(*parts), PLENTY, LIMITS) == replace(
+    assert plan_relocations(fleet(*parts), PLENTY) == replace(
         RelocationPlan(), pressures=(("a", 0.9), ("b", 0.7))
     )
-    resumed = plan_relocations(fleet(*parts, balancing=frozenset({"chat"})), PLENTY, LIMITS)
+    resumed = plan_relocations(fleet(*parts, balancing=frozenset({"chat"})), PLENTY)
     assert len(resumed.moves) == 1
     done = plan_relocations(
         fleet(holder("a"), holder("b"), *crowd("a", 8), *crowd("b", 8), balancing=frozenset({"chat"})),
         PLENTY,
-        LIMITS,
     )
     assert (done.moves, done.balancing) == ((), frozenset())
 
 
 def test_a_light_fleet_is_left_alone_however_uneven() -> None:
-    plan = plan_relocations(fleet(holder("a"), holder("b"), *crowd("a", 8)), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *crowd("a", 8)), PLENTY)
     assert plan.moves == ()
 
 
 def test_one_huge_conversation_is_not_passed_back_and_forth() -> None:
-    plan = plan_relocations(fleet(holder("a"), holder("b"), session("s", "a", 9_500)), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(holder("a"), holder("b"), session("s", "a", 9_500)), PLENTY)
     assert plan.moves == (), "whoever has it is the fullest"
 
 
@@ -100,9 +117,9 @@ def test_conversation_that_runs_or_was_moved_or_went_cold_is_not_moved_for_balan
         {"idle_seconds": 0.2},
     ):
         sessions = [replace(s, **change) for s in crowd("a", 12)]
-        assert plan_relocations(fleet(holder("a"), holder("b"), *sessions), PLENTY, LIMITS).moves == ()
+        assert plan_relocations(fleet(holder("a"), holder("b"), *sessions), PLENTY).moves == ()
     cold = [replace(s, idle_seconds=5000.0) for s in crowd("a", 12)]
-    assert plan_relocations(fleet(holder("a"), holder("b"), *cold), PLENTY, LIMITS).pressures[0][1] == 0.0
+    assert plan_relocations(fleet(holder("a"), holder("b"), *cold), PLENTY).pressures[0][1] == 0.0
 
 
 def test_all_leave_a_draining_replica_and_those_that_run_wait_with_the_reason() -> None:
@@ -113,7 +130,7 @@ def test_all_leave_a_draining_replica_and_those_that_run_wait_with_the_reason() 
         session("recent", "a", idle_seconds=1.0),
         session("cold", "a", idle_seconds=9000.0),
     )
-    plan = plan_relocations(fleet(*parts), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(*parts), PLENTY)
     assert [(m.session_id, m.target_id, m.why) for m in plan.moves] == [
         ("recent", "b", "node n1 drains"),
         ("cold", "b", "node n1 drains"),
@@ -126,26 +143,26 @@ def test_all_leave_a_draining_replica_and_those_that_run_wait_with_the_reason() 
 def test_budget_bounds_moves_of_a_node_of_the_fleet_and_bytes() -> None:
     leaving = holder("a", leaves="drain", accepts=False)
     parts: tuple[Part, ...] = (leaving, holder("b", "n2"), holder("c", "n3"), *crowd("a", 5))
-    plan = plan_relocations(fleet(*parts), Budget(moves_per_node=2), LIMITS)
+    plan = plan_relocations(fleet(*parts), Budget(moves_per_node=2))
     assert len(plan.moves) == 2
     assert {s.why for s in plan.stays} == {"2 moves are under way on its source's or target's node"}
-    plan = plan_relocations(fleet(*parts), Budget(moves_per_node=9, moves_per_fleet=3), LIMITS)
+    plan = plan_relocations(fleet(*parts), Budget(moves_per_node=9, moves_per_fleet=3))
     assert len(plan.moves) == 3
     small = Budget(moves_per_node=9, bytes_available=1_500_000, bytes_full=2_000_000)
-    plan = plan_relocations(fleet(*parts), small, LIMITS)
+    plan = plan_relocations(fleet(*parts), small)
     assert len(plan.moves) == 1
     assert {s.why for s in plan.stays} == {"the limit of bytes per second is used up for now"}
     tiny = Budget(moves_per_node=9, bytes_available=10, bytes_full=10)
-    assert len(plan_relocations(fleet(*parts), tiny, LIMITS).moves) == 1, "larger than the bucket, but alone"
+    assert len(plan_relocations(fleet(*parts), tiny).moves) == 1, "larger than the bucket, but alone"
 
 
 def test_moves_under_way_count_where_they_go_and_are_not_begun_again() -> None:
     leaving = holder("a", leaves="drain", accepts=False)
     parts: tuple[Part, ...] = (leaving, holder("b", "n2"), session("s", "a"), Underway("s", "a", "b"))
-    assert plan_relocations(fleet(*parts), PLENTY, LIMITS).moves == ()
+    assert plan_relocations(fleet(*parts), PLENTY).moves == ()
     twelve = crowd("a", 12)
     going = [Underway(s.session_id, "a", "b") for s in twelve[:6]]
-    plan = plan_relocations(fleet(holder("a"), holder("b"), *twelve, *going), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *twelve, *going), PLENTY)
     assert plan.moves == ()
 
 
@@ -154,7 +171,7 @@ def test_near_target_is_preferred_until_it_is_fuller() -> None:
         leaving = holder("a", leaves="drain", accepts=False)
         parts: tuple[Part, ...] = (leaving, holder("near"), holder("far", "n2", rack="r2"), session("s", "a"))
         filled = (*parts, session("x", "near", tokens_near), session("y", "far", 1000))
-        return plan_relocations(fleet(*filled), PLENTY, LIMITS).moves[0].target_id
+        return plan_relocations(fleet(*filled), PLENTY).moves[0].target_id
 
     assert target_with(1200) == "near"
     assert target_with(3000) == "far"
@@ -170,7 +187,7 @@ def test_asked_move_is_done_or_refused_with_the_reason() -> None:
         ("d", "the replica that was asked for takes no conversations now"),
         ("gone", "the replica that was asked for takes no conversations now"),
     ):
-        plan = plan_relocations(fleet(*parts, session("s", "a", asked_target=target)), PLENTY, LIMITS)
+        plan = plan_relocations(fleet(*parts, session("s", "a", asked_target=target)), PLENTY)
         assert [s.why for s in plan.stays] == ([why] if why else [])
         assert [m.target_id for m in plan.moves] == ([] if why else ["b"])
 
@@ -190,9 +207,11 @@ def test_kv_goes_along_only_where_that_is_faster_and_possible() -> None:
 
 def test_balance_moves_no_conversation_that_would_have_to_be_computed_again() -> None:
     short = [session(f"s{i}", "a", 50) for i in range(240)]
-    plan = plan_relocations(fleet(holder("a"), holder("b"), *short), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(holder("a"), holder("b"), *short), PLENTY)
     assert plan.moves == ()
-    assert plan.notes, "the imbalance is seen and said"
+    [(deployment, note)] = plan.notes
+    assert deployment == "chat"
+    assert note.endswith("nothing may move for that now")
 
 
 def test_unknown_capacity_is_neither_full_nor_empty() -> None:
@@ -203,9 +222,9 @@ def test_unknown_capacity_is_neither_full_nor_empty() -> None:
         holder("full"),
         session("s", "a"),
     )
-    plan = plan_relocations(fleet(*parts, session("x", "full", 9000)), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(*parts, session("x", "full", 9000)), PLENTY)
     assert plan.moves[0].target_id == "unknown"
-    plan = plan_relocations(fleet(*parts), PLENTY, LIMITS)
+    plan = plan_relocations(fleet(*parts), PLENTY)
     assert plan.moves[0].target_id == "full", "which is empty here"
 
 
@@ -243,7 +262,9 @@ def fleets(draw: st.DrawFn) -> FleetSessions:
     underway = [
         Underway(s.session_id, s.replica_id, f"r{draw(st.integers(0, count - 1))}") for s in sessions[:2]
     ]
-    return FleetSessions(tuple(holders), tuple(sessions), rates, tuple(underway), balancing)
+    thresholds = (("chat", LIMITS), ("code", LIMITS))
+    made = FleetSessions(tuple(holders), tuple(sessions), rates, tuple(underway), thresholds, balancing)
+    return counted(made)
 
 
 @settings(max_examples=300, deadline=None)
@@ -252,7 +273,7 @@ def test_no_plan_breaks_a_turn_or_a_budget(
     world: FleetSessions, per_node: int, per_fleet: int, available: int
 ) -> None:
     budget = Budget(per_node, per_fleet, available, 20_000_000)
-    plan = plan_relocations(world, budget, LIMITS)
+    plan = plan_relocations(world, budget)
     sessions = {s.session_id: s for s in world.sessions}
     holders = {h.replica_id: h for h in world.holders}
     begun = [m.session_id for m in plan.moves]
@@ -278,7 +299,7 @@ def test_no_plan_breaks_a_turn_or_a_budget(
     sent = [m.estimate.kv_bytes for m in plan.moves if m.estimate.kv_bytes]
     assert sum(sent) <= available or len(sent) == 1
     assert not {s.session_id for s in plan.stays} & set(begun)
-    assert plan == plan_relocations(world, budget, LIMITS)
+    assert plan == plan_relocations(world, budget)
 
 
 @settings(max_examples=100, deadline=None)
@@ -294,7 +315,7 @@ def test_repeated_plans_come_to_rest(tokens: list[int], replicas: int, data: st.
     eager = replace(LIMITS, rest_seconds=0.0)
     balancing: frozenset[str] = frozenset()
     for _ in range(len(tokens) * 2 + 2):
-        plan = plan_relocations(fleet(*holders, *sessions, balancing=balancing), Budget(), eager)
+        plan = plan_relocations(fleet(*holders, *sessions, balancing=balancing, limits=eager), Budget())
         if not plan.moves:
             return
         balancing = plan.balancing

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rest_framework import serializers
 
 from exaserve_ops.api.serializers.strict import StrictSerializer
+from exaserve_ops.sessions.domain.relocation import TRIGGERS
 from exaserve_ops.sessions.models import Relocation
 
 
@@ -26,6 +27,7 @@ class RelocationSerializer(serializers.ModelSerializer[Relocation]):
             "target",
             "status",
             "why",
+            "trigger",
             "asked_by",
             "reason",
             "way",
@@ -62,6 +64,7 @@ class PlannedMoveSerializer(serializers.Serializer[dict[str, object]]):
     kv_bytes = serializers.IntegerField()
     estimate = serializers.CharField(help_text="How the two ways compare.")
     why = serializers.CharField()
+    trigger = serializers.ChoiceField(choices=TRIGGERS)
 
 
 class StayingSerializer(serializers.Serializer[dict[str, object]]):
@@ -72,8 +75,41 @@ class StayingSerializer(serializers.Serializer[dict[str, object]]):
     why = serializers.CharField()
 
 
+class MoveLimitsSerializer(serializers.Serializer[dict[str, object]]):
+    """How much may move at once, and how fast."""
+
+    moves_per_node = serializers.IntegerField(help_text="At once, as source or target.")
+    moves_per_fleet = serializers.IntegerField()
+    bytes_per_second = serializers.IntegerField(help_text="Of one move.")
+    fleet_bytes_per_second = serializers.IntegerField(help_text="Of all moves together, on average.")
+
+
+class PlannedDeploymentSerializer(serializers.Serializer[dict[str, object]]):
+    """What a deployment's moves are judged by. Null: not measured yet."""
+
+    deployment = serializers.UUIDField()
+    balances = serializers.BooleanField(help_text="Whether its sessions are balanced where they need it.")
+    balancing = serializers.CharField(allow_null=True, help_text="What is being levelled; null: nothing.")
+    prefill_tokens_per_second = serializers.FloatField(allow_null=True)
+    same_node_bytes_per_second = serializers.FloatField(allow_null=True)
+    across_bytes_per_second = serializers.FloatField(allow_null=True)
+    kv_bytes_per_token = serializers.IntegerField(allow_null=True)
+
+
+class ReplicaPressureSerializer(serializers.Serializer[dict[str, object]]):
+    """How full of active conversations a replica is."""
+
+    replica = serializers.UUIDField()
+    pressure = serializers.FloatField(help_text="Tokens of conversations that came back, over its KV memory.")
+
+
 class RelocationPlanSerializer(serializers.Serializer[dict[str, object]]):
     """What would begin now, and what waits, out of the newest 5,000 conversations that are to move."""
+
+    limits = MoveLimitsSerializer()
+    underway = serializers.IntegerField(help_text="Moves that have begun and not ended.")
+    deployments = PlannedDeploymentSerializer(many=True)
+    replicas = ReplicaPressureSerializer(many=True)
 
     moves = PlannedMoveSerializer(many=True)
     stays = StayingSerializer(many=True)

@@ -13,7 +13,7 @@ from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_BYTES, MOST_PERCENT
 from exaserve_ops.serving.models import Deployment, Model, ModelFile, Replica
-from exaserve_ops.serving.services.deployments import MAX_REPLICAS
+from exaserve_ops.serving.services.deployments import BOUNDS, MAX_REPLICAS
 from exaserve_ops.serving.services.models import FolderReading
 
 MAX_SECONDS = 24 * 3600
@@ -131,6 +131,11 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "stall_seconds",
             "standbys",
             "drain_slow",
+            "balance_sessions",
+            "balance_from_percent",
+            "balance_gap_percent",
+            "balancing_since",
+            "balancing_note",
             "status",
             "ready_replicas",
             "kept_replicas",
@@ -192,6 +197,28 @@ def _spill(**options: Any) -> serializers.BooleanField:  # noqa: ANN401 - keywor
     return serializers.BooleanField(required=False, help_text=words, **options)
 
 
+def _balance(**options: Any) -> serializers.BooleanField:  # noqa: ANN401 - keywords of the field
+    words = "Move sessions off replicas whose KV memory they overfill, to emptier ones."
+    return serializers.BooleanField(required=False, help_text=words, **options)
+
+
+def _balance_percent(name: str, words: str, **options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
+    least, most = BOUNDS[name]
+    return serializers.IntegerField(
+        min_value=least, max_value=most, required=False, help_text=words, **options
+    )
+
+
+def _balance_from(**options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
+    words = "From how full a replica's KV memory is of active sessions."
+    return _balance_percent("balance_from_percent", words, **options)
+
+
+def _balance_gap(**options: Any) -> serializers.IntegerField:  # noqa: ANN401 - keywords of the field
+    words = "And how many points emptier another one is; it ends at a third of them."
+    return _balance_percent("balance_gap_percent", words, **options)
+
+
 def _spill_reason(**options: Any) -> serializers.CharField:  # noqa: ANN401 - keywords of the field
     return serializers.CharField(max_length=300, required=False, allow_blank=True, **options)
 
@@ -221,6 +248,9 @@ class DeploymentRequestSerializer(StrictSerializer):
     drain_slow = serializers.BooleanField(
         required=False, default=False, help_text="Replace replicas that stay slower than their peers."
     )
+    balance_sessions = _balance(default=True)
+    balance_from_percent = _balance_from(default=90)
+    balance_gap_percent = _balance_gap(default=30)
     accelerator = _accelerator(default=ANY)
     slice_memory_bytes = _slice_bytes(default=0)
     mps_thread_percent = serializers.IntegerField(
@@ -257,6 +287,9 @@ class DeploymentChangeSerializer(StrictSerializer):
     stall_seconds = _seconds()
     standbys = replica_count(required=False)
     drain_slow = serializers.BooleanField(required=False)
+    balance_sessions = _balance()
+    balance_from_percent = _balance_from()
+    balance_gap_percent = _balance_gap()
     accelerator = _accelerator()
     slice_memory_bytes = _slice_bytes()
     spill = _spill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import ClassVar
 
 from drf_spectacular.utils import extend_schema
@@ -10,12 +11,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from exaserve_ops.api.filters import RelocationFilter, check_parameters
+from exaserve_ops.api.ports import move_limits, replica_loads
 from exaserve_ops.api.serializers.relocations import RelocationPlanSerializer, RelocationSerializer
 from exaserve_ops.api.views.base import ReadableViewSet
 from exaserve_ops.lib import clock
-from exaserve_ops.sessions.domain.relocation import NO_BALANCE, Budget, RelocationPlan, plan_relocations
+from exaserve_ops.sessions.domain.pace import MoveLimits
+from exaserve_ops.sessions.domain.relocation import FleetSessions, Rates, RelocationPlan, rooms_of
+from exaserve_ops.sessions.domain.relocation_plan import plan_relocations
 from exaserve_ops.sessions.models import Relocation
-from exaserve_ops.sessions.selectors import movable_fleet
+from exaserve_ops.sessions.selectors.moves import movable_fleet
 
 
 class RelocationViewSet(ReadableViewSet[Relocation]):
@@ -37,12 +41,17 @@ class RelocationViewSet(ReadableViewSet[Relocation]):
     def plan(self, request: Request) -> Response:
         """What would move now, and why, and what waits; nothing is changed by asking."""
         check_parameters(request.query_params, (), ())
-        fleet = movable_fleet(now=clock.now(), capacities={})
-        return Response(_described(plan_relocations(fleet, Budget(), NO_BALANCE)))
+        reader, limits = replica_loads(), move_limits()
+        fleet = movable_fleet(now=clock.now(), rooms=lambda nodes: rooms_of(reader.read_nodes(nodes)))
+        return Response(_described(fleet, plan_relocations(fleet, limits.rested), limits))
 
 
-def _described(plan: RelocationPlan) -> dict[str, list[dict[str, object]]]:
+def _described(fleet: FleetSessions, plan: RelocationPlan, limits: MoveLimits) -> dict[str, object]:
     return {
+        "limits": asdict(limits),
+        "underway": len(fleet.underway),
+        "deployments": [_deployment(key, rates, fleet, plan) for key, rates in fleet.rates],
+        "replicas": [{"replica": key, "pressure": pressure} for key, pressure in plan.pressures],
         "moves": [
             {
                 "session": int(move.session_id),
@@ -53,6 +62,7 @@ def _described(plan: RelocationPlan) -> dict[str, list[dict[str, object]]]:
                 "kv_bytes": move.estimate.kv_bytes,
                 "estimate": move.estimate.sentence(),
                 "why": move.why,
+                "trigger": move.trigger,
             }
             for move in plan.moves
         ],
@@ -60,4 +70,16 @@ def _described(plan: RelocationPlan) -> dict[str, list[dict[str, object]]]:
             {"session": int(stay.session_id), "replica": stay.replica_id, "why": stay.why}
             for stay in plan.stays
         ],
+    }
+
+
+def _deployment(key: str, rates: Rates, fleet: FleetSessions, plan: RelocationPlan) -> dict[str, object]:
+    return {
+        "deployment": key,
+        "balances": key in dict(fleet.thresholds),
+        "balancing": dict(plan.notes).get(key),
+        "prefill_tokens_per_second": rates.prefill_tokens_per_second,
+        "same_node_bytes_per_second": rates.same_node_bytes_per_second,
+        "across_bytes_per_second": rates.across_bytes_per_second,
+        "kv_bytes_per_token": rates.kv_bytes_per_token or None,
     }

@@ -24,10 +24,9 @@ from exaserve_ops.sessions.domain.timeline import read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.sessions.selectors import (
     count_live_sessions,
-    latest_relocations,
-    move_targets,
     replicas_of_timeline,
 )
+from exaserve_ops.sessions.selectors.moves import latest_relocations, move_targets
 
 FOUND_OF_EACH = 8
 _SUBJECTS = (

@@ -16,8 +16,6 @@ class Departure:
     """Ids of the replicas that may have them; empty: any of the deployment that takes conversations."""
     moves: bool = True
     """False: each stays until it ends by itself, or until the replica drains."""
-    takes_kv: bool = False
-    """Whether what was computed here is worth anything there: never under other weights."""
 
     def to_json(self) -> dict[str, Any]:
         """Give what the record keeps."""
@@ -32,5 +30,4 @@ def read_departure(kept: Mapping[str, Any] | None) -> Departure | None:
         why=str(kept.get("why", "")),
         targets=tuple(map(str, kept.get("targets", ()))),
         moves=bool(kept.get("moves", True)),
-        takes_kv=bool(kept.get("takes_kv", False)),
     )

@@ -34,9 +34,12 @@ BOUNDS = {
     "drain_seconds": (0, MAX_SECONDS),
     "start_seconds": (0, MAX_SECONDS),
     "stall_seconds": (0, MAX_SECONDS),
+    "balance_from_percent": (10, 500),
+    "balance_gap_percent": (5, 100),
 }
 """Lowest and highest value of each number of a deployment; zero memory or start: computed."""
-_PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow")
+_BALANCE = ("balance_sessions", "balance_from_percent", "balance_gap_percent")
+_PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow", *_BALANCE)
 _POOL = ("spill", "spill_reason")
 _PLACES = ("accelerator", "slice_memory_bytes", *_POOL)
 """Where new replicas may go; those that run stay where they are."""
@@ -63,6 +66,12 @@ class DeploymentWish:
     stall_seconds: int = 60
     standbys: int = 0
     drain_slow: bool = False
+    balance_sessions: bool = True
+    """Whether sessions leave replicas whose KV memory they overfill, for emptier ones."""
+    balance_from_percent: int = 90
+    """How full of active sessions a replica is for that; over 100 they do not fit together any more."""
+    balance_gap_percent: int = 30
+    """How many points emptier another one is for that; it goes on until a third of them is left."""
     accelerator: str = ANY
     """`any`, `whole`, `slice` or `slice:3g.40gb`."""
     slice_memory_bytes: int = 0
@@ -107,6 +116,9 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
                 stall_seconds=wish.stall_seconds,
                 standbys=wish.standbys,
                 drain_slow=wish.drain_slow,
+                balance_sessions=wish.balance_sessions,
+                balance_from_percent=wish.balance_from_percent,
+                balance_gap_percent=wish.balance_gap_percent,
                 created_at=now,
                 updated_at=now,
             )

@@ -1,6 +1,6 @@
 """Having conversations leave replicas that still serve: what a rollout asks for before it lets them go.
 
-A rollout asks for the departure, watches `sessions.selectors.departures` until nothing is left (or its
+A rollout asks for the departure, watches `sessions.selectors.moves.departures` until nothing is left (or its
 patience ends), and then drains the replicas, which hands over whoever is left.
 """
 
@@ -29,8 +29,8 @@ def ask_departure(
 
     With `departure.moves` they move between their turns, at the pace that the budget of moves allows, to
     `departure.targets` (any of the deployment where it names none); without, they stay until they end.
-    Of replicas with other weights nothing that was computed is worth anything: leave `takes_kv` false,
-    and each target computes its contexts again. Asked for again, the newest wish holds.
+    Their KV goes along where the target has the same weights; otherwise nothing that was computed is worth
+    anything there, and the target computes each context again. Asked for again, the newest wish holds.
 
     Returns the replicas that it is in force for: one that is being let go already hands over anyway, and
     is left out. Raises `ConflictError` where a target is one of those that leave.

@@ -13,10 +13,10 @@ from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.sessions.domain.moves import BETWEEN, PLANNED, RELOCATION, WITHOUT_KV, Sent
-from exaserve_ops.sessions.domain.relocation import RECOMPUTE
+from exaserve_ops.sessions.domain.relocation import BALANCE, RECOMPUTE
 from exaserve_ops.sessions.domain.relocation import Relocation as PlannedMove
 from exaserve_ops.sessions.models import InferenceSession, Relocation
-from exaserve_ops.sessions.selectors import best_target, takes_sessions
+from exaserve_ops.sessions.selectors.moves import best_target, takes_sessions
 
 _REASON_CHARACTERS = 500
 _CARRIER_CHARACTERS = 16
@@ -37,7 +37,8 @@ def ask_move(
     if target is None:
         raise ConflictError("no other replica of its deployment takes conversations now")
     with transaction.atomic():
-        return _create(session, source, target, why=reason, asked_by=actor, now=now)
+        row = Relocation(session=session, source=source, target=target, why=reason, asked_by=actor)
+        return _create(row, actor=actor, now=now)
 
 
 def _named_target(source: Replica, target_id: UUID) -> Replica:
@@ -59,36 +60,21 @@ def plan_move(move: PlannedMove, *, actor: str, now: datetime) -> Relocation:
         source, target = found.get(UUID(move.source_id)), found.get(UUID(move.target_id))
         if session is None or source is None or target is None:
             raise ConflictError("what was to move is gone")
-        return _create(session, source, target, why=move.why, asked_by="", now=now, actor=actor)
+        row = Relocation(session=session, source=source, target=target, why=move.why, trigger=move.trigger)
+        return _create(row, actor=actor, now=now)
 
 
-def _create(
-    session: InferenceSession,
-    source: Replica,
-    target: Replica,
-    *,
-    why: str,
-    asked_by: str,
-    now: datetime,
-    actor: str = "",
-) -> Relocation:
+def _create(row: Relocation, *, actor: str, now: datetime) -> Relocation:
+    row.why, row.asked_by = row.why[:_REASON_CHARACTERS], row.asked_by[:120]
+    row.created_at = row.status_changed_at = now
     try:
         with transaction.atomic():
-            row = Relocation.objects.create(
-                session=session,
-                source=source,
-                target=target,
-                why=why[:_REASON_CHARACTERS],
-                asked_by=asked_by[:120],
-                created_at=now,
-                status_changed_at=now,
-            )
+            row.save(force_insert=True)
     except IntegrityError:
         raise ConflictError("the session is on its way already") from None
-    event = "move_asked" if asked_by else "move_planned"
-    told = f"from {source.name} to {target.name}: {why}"
-    moved = ("", row.status)
-    record_event(_subject_of(session), event, actor=asked_by or actor, now=now, moved=moved, reason=told)
+    event = "move_asked" if row.asked_by else "move_planned"
+    told = f"from {row.source} to {row.target}: {row.why}"
+    record_event(_subject_of(row.session), event, actor=actor, now=now, moved=("", row.status), reason=told)
     return row
 
 
@@ -140,17 +126,20 @@ def record_sent(relocation_id: UUID, sent: Sent, *, node_id: UUID, now: datetime
     if row is None or row.source is None or row.source.node_id != node_id:
         return
     actor = f"agent:{row.source.node}"
-    event, reason, facts = _meaning(sent)
+    event, reason, facts = _meaning(sent, row.trigger)
     try:
         advance_relocation(relocation_id, event, reason=reason, actor=actor, now=now, **facts)
     except IllegalTransitionError:
         return
 
 
-def _meaning(sent: Sent) -> tuple[str, str, dict[str, int | float | str]]:
+def _meaning(sent: Sent, trigger: str) -> tuple[str, str, dict[str, int | float | str]]:
     """Event, reason and facts of what came of sending."""
     if sent.code in WITHOUT_KV:
-        return "skip_sending", f"there is no KV to send: {sent.reason or sent.code}", {"way": RECOMPUTE}
+        why = f"there is no KV to send: {sent.reason or sent.code}"
+        if trigger == BALANCE:
+            return "drop", f"{why}, and to compute it again elsewhere is not worth it", {}
+        return "skip_sending", why, {"way": RECOMPUTE}
     told = f"{sent.code}: {sent.reason}" if sent.reason else sent.code
     if sent.code:
         return ("drop" if sent.code in BETWEEN else "fail"), told, {}
