@@ -33,13 +33,15 @@ class LinkError(Exception):
     """Redis is away, slow or refused the command. Passed to call-backs, not raised."""
 
 
+def word(raw: bytes) -> bytes:
+    """Encode one word of a command."""
+    return b"$%d\r\n%b\r\n" % (len(raw), raw)
+
+
 def command(*words: bytes | str | int) -> bytes:
     """Encode one command."""
-    parts = [b"*%d\r\n" % len(words)]
-    for word in words:
-        raw = word if isinstance(word, bytes) else str(word).encode()
-        parts.append(b"$%d\r\n%b\r\n" % (len(raw), raw))
-    return b"".join(parts)
+    raws = (one if isinstance(one, bytes) else str(one).encode() for one in words)
+    return b"*%d\r\n%b" % (len(words), b"".join(map(word, raws)))
 
 
 class RespLink:

@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable
 from typing import NamedTuple
 
-from exaserve_ops.adapters.resp_link import LinkError, Reply, RespLink, command
+from exaserve_ops.adapters.resp_link import LinkError, Reply, RespLink, word
 
 DEFAULT_TTL_SECONDS = 24 * 3600
 ANSWER_SECONDS = 0.150
@@ -49,44 +49,46 @@ SCRIPT = b"""
 local now = tonumber(redis.call('TIME')[1])
 local ttl = tonumber(ARGV[1])
 local span = math.max(1, math.floor(ttl / 8))
+local call, pack, unpack = redis.call, struct.pack, struct.unpack
 local answers = {}
 
+-- ARGV[2] has 25 bytes for each key: what is asked, the field, and what goes with it.
 -- A hash lives until the last of its sessions is too old: told so whenever one enters a new span.
 local function keep(key, last)
   if math.floor(now / span) ~= math.floor(last / span) then
-    redis.call('EXPIRE', key, ttl + span)
+    call('EXPIRE', key, ttl + span)
   end
 end
 
 local function sweep(key)
-  local all = redis.call('HGETALL', key)
+  local all = call('HGETALL', key)
   for i = 1, #all, 2 do
-    if now - struct.unpack('<I4', all[i + 1], 21) > ttl then redis.call('HDEL', key, all[i]) end
+    if now - unpack('<I4', all[i + 1], 21) > ttl then call('HDEL', key, all[i]) end
   end
 end
 
 for i, key in ipairs(KEYS) do
-  local what, field, owner, epoch, context = struct.unpack('<c1c8c8I4I4', ARGV[i + 1])
-  local raw = redis.call('HGET', key, field)
+  local what, field, owner, epoch, context = unpack('<c1c8c8I4I4', ARGV[2], 25 * i - 24)
+  local raw = call('HGET', key, field)
   local kept, old_epoch, turns, old_context, last
   if raw then
-    kept, old_epoch, turns, old_context, last = struct.unpack('<c8I4I4I4I4', raw)
+    kept, old_epoch, turns, old_context, last = unpack('<c8I4I4I4I4', raw)
     if now - last > ttl then raw = false end
   end
   local entry = raw
   if what == 'c' then
-    if raw then entry = struct.pack('<c8I4I4I4I4', kept, old_epoch, turns + 1, old_context, now)
-    elseif owner ~= string.rep('\\0', 8) then entry = struct.pack('<c8I4I4I4I4', owner, 1, 1, 0, now) end
+    if raw then entry = pack('<c8I4I4I4I4', kept, old_epoch, turns + 1, old_context, now)
+    elseif owner ~= string.rep('\\0', 8) then entry = pack('<c8I4I4I4I4', owner, 1, 1, 0, now) end
   elseif what == 'r' then
-    if not raw then entry = struct.pack('<c8I4I4I4I4', owner, epoch + 1, 1, 0, now)
+    if not raw then entry = pack('<c8I4I4I4I4', owner, epoch + 1, 1, 0, now)
     elseif old_epoch == epoch and (context == 0 or context == turns) then
-      entry = struct.pack('<c8I4I4I4I4', owner, epoch + 1, turns, old_context, now)
+      entry = pack('<c8I4I4I4I4', owner, epoch + 1, turns, old_context, now)
     end
   elseif what == 'n' and raw then
-    entry = struct.pack('<c8I4I4I4I4', kept, old_epoch, turns, context, now)
+    entry = pack('<c8I4I4I4I4', kept, old_epoch, turns, context, now)
   end
   if entry and entry ~= raw then
-    if redis.call('HSET', key, field, entry) == 1 and redis.call('HLEN', key) % 16 == 0 then sweep(key) end
+    if call('HSET', key, field, entry) == 1 and call('HLEN', key) % 16 == 0 then sweep(key) end
     keep(key, raw and last or 0)
   end
   answers[i] = entry or string.rep('\\0', 24)
@@ -126,7 +128,6 @@ def owner_digest(replica_id: str) -> bytes:
     return hashlib.blake2b(replica_id.encode(), digest_size=8, person=b"owner").digest()
 
 
-@functools.lru_cache(maxsize=16_384)
 def session_place(model: str, session_id: str) -> tuple[bytes, bytes]:
     """Key and field of one session of one model."""
     digest = hashlib.blake2b(f"{model}\0{session_id}".encode(), digest_size=10).digest()
@@ -134,15 +135,22 @@ def session_place(model: str, session_id: str) -> tuple[bytes, bytes]:
     return b"%b%04x" % (KEY_PREFIX, bucket), digest[2:]
 
 
+@functools.lru_cache(maxsize=16_384)
+def _encoded_place(model: str, session_id: str) -> tuple[bytes, bytes]:
+    """The key as a word of a command, and the field."""
+    key, field = session_place(model, session_id)
+    return word(key), field
+
+
 class SessionTable:
     """The table, over one link. What is asked while a call is under way goes into the next one."""
 
     def __init__(self, link: RespLink, *, ttl_seconds: int = DEFAULT_TTL_SECONDS) -> None:
         self._link = link
-        self._ttl = b"%d" % ttl_seconds
+        self._ttl = word(b"%d" % ttl_seconds)
         self._keys: list[bytes] = []
         self._asks: list[bytes] = []
-        self._callers: list[OnEntry] = []
+        self._callers: list[OnEntry | None] = []
         self._is_asking = False
         self._is_due = False  # something waits that is to go as soon as no call is under way
         self._is_timed = False
@@ -180,7 +188,7 @@ class SessionTable:
 
         It goes with the next call, or by itself a little later: nobody waits for it.
         """
-        self._add_later(model, session_id, (_NOTE, NOBODY, 0, min(context_tokens, _MOST_TOKENS)), _ignore)
+        self._add_later(model, session_id, (_NOTE, NOBODY, 0, min(context_tokens, _MOST_TOKENS)), None)
 
     def look_up(self, model: str, session_id: str, on_entry: OnEntry) -> None:
         """Ask without counting a turn; `ABSENT` for a session that has no entry."""
@@ -213,7 +221,7 @@ class SessionTable:
 
     # ------------------------------------------------------------------ one call for many
     def _add(
-        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
+        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry | None
     ) -> None:
         """Put into the next call: what is asked, for which owner, at which epoch, with which count."""
         self._gather(model, session_id, ask, on_entry)
@@ -222,7 +230,7 @@ class SessionTable:
             asyncio.get_running_loop().call_soon(self._send)
 
     def _add_later(
-        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
+        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry | None
     ) -> None:
         """Put into the next call what waits a moment for company if there was a call a moment ago."""
         self._gather(model, session_id, ask, on_entry)
@@ -237,9 +245,9 @@ class SessionTable:
         self._send()
 
     def _gather(
-        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry
+        self, model: str, session_id: str, ask: tuple[bytes, bytes, int, int], on_entry: OnEntry | None
     ) -> None:
-        key, field = session_place(model, session_id)
+        key, field = _encoded_place(model, session_id)
         what, owner, epoch, context_tokens = ask
         self._keys.append(key)
         self._asks.append(_ASK.pack(what, field, owner, epoch, context_tokens))
@@ -253,26 +261,30 @@ class SessionTable:
         asks, self._asks = self._asks[:MOST_IN_A_CALL], self._asks[MOST_IN_A_CALL:]
         callers, self._callers = self._callers[:MOST_IN_A_CALL], self._callers[MOST_IN_A_CALL:]
         self._is_due = bool(self._keys)
-        words = [b"%d" % len(keys), *keys, self._ttl, *asks]
+        tail = b"%b%b%b%b" % (word(b"%d" % len(keys)), b"".join(keys), self._ttl, word(b"".join(asks)))
         self.calls += 1
         self._sent_at = asyncio.get_running_loop().time()
         self._is_asking = True
-        self._link.call(command(b"EVALSHA", _SHA1, *words), functools.partial(self._take, words, callers))
+        encode = functools.partial(_encode, len(keys), tail)
+        self._link.call(encode(b"EVALSHA", _SHA1), functools.partial(self._take, encode, callers))
 
-    def _take(self, words: list[bytes], callers: list[OnEntry], reply: Reply | LinkError) -> None:
+    def _take(
+        self, encode: Callable[[bytes, bytes], bytes], callers: list[OnEntry | None], reply: Reply | LinkError
+    ) -> None:
         if isinstance(reply, LinkError) and str(reply).startswith("NOSCRIPT"):
-            again = functools.partial(self._take, words, callers)
-            self._link.call(command(b"EVAL", SCRIPT, *words), again)
+            self._link.call(encode(b"EVAL", SCRIPT), functools.partial(self._take, encode, callers))
             return
         self._is_asking = False
         self._send()
         if not isinstance(reply, bytes) or len(reply) != len(callers) * _RECORD.size:
-            for on_entry in callers:
-                on_entry(None)
+            for waiting in filter(None, callers):
+                waiting(None)
             return
         for on_entry, record in zip(callers, _RECORD.iter_unpack(reply), strict=True):
-            on_entry(SessionEntry._make(record))
+            if on_entry is not None:
+                on_entry(SessionEntry._make(record))
 
 
-def _ignore(entry: SessionEntry | None) -> None:
-    """For what is written and not asked."""
+def _encode(key_count: int, tail: bytes, name: bytes, script: bytes) -> bytes:
+    """One script call: with `EVALSHA` by its digest, or with `EVAL` by its text."""
+    return b"*%d\r\n%b%b%b" % (key_count + 5, word(name), word(script), tail)

@@ -262,7 +262,11 @@ class ClientConnection(asyncio.Protocol):
         if request.refusal is not None:
             self.refuse(request, request.refusal)
             return
-        match endpoint_of(request.path):
+        endpoint = endpoint_of(request.path)
+        if endpoint is Endpoint.CHAT or endpoint is Endpoint.COMPLETIONS:
+            self._serve_inference(request)
+            return
+        match endpoint:
             case Endpoint.HEALTH:
                 self._answer(request, 200, _JSON, b'{"status":"ok"}')
             case Endpoint.METRICS:
@@ -271,9 +275,7 @@ class ClientConnection(asyncio.Protocol):
                 self._answer(request, 200, _JSON, self._shared.render_models())
             case Endpoint.MODEL:
                 self._show_model(request)
-            case Endpoint.CHAT | Endpoint.COMPLETIONS:
-                self._serve_inference(request)
-            case None:  # its head was refused
+            case _:  # its head was refused
                 raise AssertionError(request.path)
 
     def _show_model(self, request: Request) -> None:

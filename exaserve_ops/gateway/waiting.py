@@ -81,6 +81,8 @@ class WaitingRoom:
 
     def wake_one(self, model: str) -> None:
         """A replica has room for one more request of this model."""
+        if not self._lines:
+            return
         for queue in (Queue.INTERACTIVE, Queue.BATCH):
             for waiter in list(self._lines.get((model, queue), ())):
                 if waiter.wake():
