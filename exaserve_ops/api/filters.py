@@ -21,8 +21,10 @@ from exaserve_ops.health.models import Incident
 from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node, NodeInstallation, SshHostKey
+from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT
+from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
-from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.serving.models import Model as ServedModel
 from exaserve_ops.sessions.domain.moves import RELOCATION
 from exaserve_ops.sessions.models import InferenceSession, Relocation
@@ -208,6 +210,29 @@ class RelocationFilter(filters.FilterSet):  # type: ignore[misc]  # django_filte
     class Meta:
         model = Relocation
         fields: ClassVar[list[str]] = ["session", "source", "target", "status", "way"]
+
+
+class ReleaseFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?deployment=<id>`."""
+
+    deployment = filters.UUIDFilter(field_name="deployment_id")
+    model = filters.UUIDFilter(field_name="model_id")
+
+    class Meta:
+        model = Release
+        fields: ClassVar[list[str]] = ["deployment", "model", "number", "engine"]
+
+
+class RolloutFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?deployment=<id>&status=running`."""
+
+    deployment = filters.UUIDFilter(field_name="deployment_id")
+    status = filters.MultipleChoiceFilter(choices=ROLLOUT.choices)
+    since = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte")
+
+    class Meta:
+        model = Rollout
+        fields: ClassVar[list[str]] = ["deployment", "status", "asked_by"]
 
 
 class EventFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

@@ -17,6 +17,7 @@ from exaserve_ops.api.views.models import ModelViewSet
 from exaserve_ops.api.views.records import EventViewSet, SessionViewSet
 from exaserve_ops.api.views.relocations import RelocationViewSet
 from exaserve_ops.api.views.replicas import ReplicaViewSet
+from exaserve_ops.api.views.rollouts import ReleaseViewSet, RolloutViewSet
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
 _router.register("nodes/join-tokens", JoinTokenViewSet, basename="api-join-token")
@@ -29,6 +30,8 @@ _router.register("deployments", DeploymentViewSet, basename="api-deployment")
 _router.register("replicas", ReplicaViewSet, basename="api-replica")
 _router.register("sessions", SessionViewSet, basename="api-session")
 _router.register("relocations", RelocationViewSet, basename="api-relocation")
+_router.register("releases", ReleaseViewSet, basename="api-release")
+_router.register("rollouts", RolloutViewSet, basename="api-rollout")
 _router.register("incidents", IncidentViewSet, basename="api-incident")
 _router.register("events", EventViewSet, basename="api-event")
 _router.register("keys", ApiKeyViewSet, basename="api-key")

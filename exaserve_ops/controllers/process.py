@@ -39,6 +39,8 @@ from exaserve_ops.controllers.ports import (
 )
 from exaserve_ops.controllers.reach import PlaceToken, ReachRecorder, ReachSource
 from exaserve_ops.controllers.reconcilers import Reconcilers
+from exaserve_ops.controllers.rollouts import LOOK_EVERY_SECONDS as ROLLOUT_LOOK_SECONDS
+from exaserve_ops.controllers.rollouts import RolloutDriver
 from exaserve_ops.controllers.rollups import RollupRecorder
 from exaserve_ops.controllers.slowness import LOOK_EVERY_SECONDS, SlowWatch
 from exaserve_ops.controllers.turns import TurnRecorder
@@ -147,6 +149,7 @@ class Controllers:
         self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
+        self._rollouts = RolloutDriver(self._queue)
         self._installations = Installations(adapters.installations, self._stop)
 
     def stop(self) -> None:
@@ -206,6 +209,7 @@ class Controllers:
             self._thread("weights", self._weights.step, WEIGHTS_LOOK_SECONDS),
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),
+            self._thread("rollouts", self._rollouts.step, ROLLOUT_LOOK_SECONDS),
             self._thread("installations", self._installations.step, 1.0),
             *self._user_threads(),
             self._thread("reconcile-urgent", self._work_urgently, 0.0),

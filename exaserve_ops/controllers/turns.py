@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.ports import TurnSource
+from exaserve_ops.rollouts.services.answers import count_answers
 from exaserve_ops.sessions.services import PositionedTurn, record_turns
 from exaserve_ops.telemetry.domain.windows import FinishedRequest
 
@@ -20,7 +21,9 @@ class TurnRecorder:
         batch = self._source.read(1.0)
         if not batch:
             return
-        record_turns(PositionedTurn(position, turn) for position, turn in batch)
+        turns = [PositionedTurn(position, turn) for position, turn in batch]
+        record_turns(turns)
+        count_answers(turns)
         self._source.ack([position for position, _ in batch])
         for _, turn in batch:
             self._live.count_request(

@@ -1,1 +1,1 @@
-"""Weights on their way to nodes, releases, and how they reach replicas."""
+"""Releases on their way to replicas, and weights to nodes."""

@@ -271,6 +271,9 @@ class Replica(models.Model):
     unroutable_reason = models.CharField(
         max_length=500, blank=True, help_text="Ready, but a gateway could not reach it."
     )
+    leaving_since = models.DateTimeField(
+        null=True, blank=True, help_text="Since when a rollout has its sessions leave it."
+    )
     departure = models.JSONField(
         default=dict,
         blank=True,

@@ -8,6 +8,7 @@ import django_stubs_ext
 from csp.constants import NONE, SELF
 
 from exaserve_ops.inventory.domain.installation import INSTALLATION
+from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.steps import ACTIONS
 from exaserve_ops.settings.env import read_environment
@@ -30,6 +31,7 @@ INSTALLED_APPS = [
     "exaserve_ops.weights",
     "exaserve_ops.serving",
     "exaserve_ops.sessions",
+    "exaserve_ops.rollouts",
     "exaserve_ops.dashboard",
     "exaserve_ops.api",
     "channels",
@@ -164,6 +166,8 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "DeploymentStatus": DEPLOYMENT.choices,
         "ReplicaStatus": REPLICA.choices,
+        "RolloutStatus": ROLLOUT.choices,
+        "WaveStatus": WAVE.choices,
         "InstallationStatus": INSTALLATION.choices,
         "InstallationWork": "exaserve_ops.inventory.models.NodeInstallation.Action",
         "PlanAction": [(action, action) for action in ACTIONS],

@@ -17,7 +17,8 @@ from exaserve_ops.api.urls import urlpatterns
 from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
-from exaserve_ops.serving.models import ModelFile, ModelManifest, NodeWish, Release
+from exaserve_ops.rollouts.models import ReleaseAnswers, Wave, WaveMember
+from exaserve_ops.serving.models import ModelFile, ModelManifest, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
 from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 from tests.fakes.routes import all_routes
@@ -36,11 +37,13 @@ NOT_OVER_REST = {
     NodeHardware: "shown with its node",
     NodeLease: "between controllers and agents",
     NodeWish: "between controllers and agents",
-    Release: "shown with its rollouts",
     **dict.fromkeys(
         (NodeStore, NodeWeights, WeightsClaim, PrewarmPolicy), "shown with the weights of models"
     ),
+    ReleaseAnswers: "judged by gates, drawn on pages",
     ReplicaMinute: "drawn on pages",
+    Wave: "shown with its rollout",
+    WaveMember: "shown with its rollout",
 }
 
 

@@ -15,12 +15,13 @@ from exaserve_ops.inventory.domain.drain import NODE_DRAIN
 from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
+from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.observed import ObservedExit
 
 KINDS = (
     *("node", "accelerator", "replica", "deployment", "installation", "ssh_host_key"),
-    *("incident", "controllers", "api_key", "model"),
+    *("incident", "controllers", "api_key", "model", "rollout"),
 )
 
 
@@ -33,6 +34,7 @@ KINDS = (
         ("deployment", DEPLOYMENT),
         ("installation", INSTALLATION),
         ("incident", INCIDENT),
+        ("rollout", ROLLOUT),
     ],
     ids=lambda value: value.name if isinstance(value, Lifecycle) else "",
 )
@@ -41,6 +43,11 @@ def test_every_event_of_a_lifecycle_has_words(kind: str, lifecycle: Lifecycle) -
     assert events
     assert {event for event in events if not has_words(kind, event)} == set()
     assert not [event for event in events if "_" in words_of(kind, event)]
+
+
+def test_every_event_of_a_wave_has_words_of_its_rollout() -> None:
+    events = {f"wave_{event}" for _, event in WAVE.transitions}
+    assert {event for event in events if not has_words("rollout", event)} == set()
 
 
 def test_every_event_that_the_code_records_by_name_has_words() -> None:

@@ -10,7 +10,6 @@ import pytest
 import redis
 from django.db.models import QuerySet
 
-from exaserve_ops.adapters.route_table import REPLICAS_KEY
 from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.slowness import SlowWatch
 from exaserve_ops.health.models import Incident
@@ -31,55 +30,14 @@ from exaserve_ops.serving.services.healing import (
     record_slowness,
 )
 from exaserve_ops.serving.services.replicas import advance_replica, replace_replica
-from tests.fakes.fleet import GIB, ScriptedNode, make_deployment, seen
-from tests.fakes.leader import Leader, leading
-from workers.protocol.observed import ObservedState, ReplicaObserved, ReplicaTelemetry
+from tests.fakes.fleet import GIB, make_deployment, seen
+from tests.fakes.leader import leading
+from tests.fakes.scripted_fleet import Fleet
+from workers.protocol.observed import ObservedState, ReplicaTelemetry
 
 State = ObservedState
 
 pytestmark = pytest.mark.django_db
-
-
-class Fleet:
-    """Scripted nodes that run whatever they are told to, under one leader."""
-
-    def __init__(self, leader: Leader, client: redis.Redis, count: int) -> None:
-        self.leader = leader
-        self.client = client
-        self.nodes = [ScriptedNode(client, name=f"node-{i}", boot_id=f"boot-{i}") for i in range(count)]
-        self.silent: set[str] = set()
-        self.states: dict[str, ReplicaObserved] = {}
-        for node in self.nodes:
-            node.enrol()
-            node.say_hello()
-        leader.work()
-
-    def node_of(self, replica: Replica) -> ScriptedNode:
-        return next(node for node in self.nodes if node.node_id == str(replica.node_id))
-
-    def settle(self, *, rounds: int = 6) -> None:
-        """Let agents obey and the leader work, a few times over."""
-        for _ in range(rounds):
-            self.beat()
-            self.leader.work()
-
-    def beat(self) -> None:
-        for node in self.nodes:
-            node.commands()
-            if node.node_id in self.silent:
-                continue
-            rows = Replica.objects.filter(node=node.node_id).exclude(status="stopped").order_by("name")
-            node.beat(*(self._sighting(index, row) for index, row in enumerate(rows)))
-
-    def _sighting(self, index: int, row: Replica) -> ReplicaObserved:
-        if row.wanted != "run":
-            return seen(row, State.STOPPED)
-        port = 41000 + index
-        ready = seen(row, State.READY, address=f"127.0.0.1:{port}", ports=(port,))
-        return self.states.get(str(row.pk), ready)
-
-    def routed(self) -> set[str]:
-        return {key.decode() for key in self.client.hkeys(REPLICAS_KEY)}
 
 
 @pytest.fixture

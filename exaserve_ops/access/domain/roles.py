@@ -12,7 +12,10 @@ ADMIN = "admin"
 MANAGE_KEYS_OF_OTHERS = "access.manage_keys_of_others"
 
 FLEET_APPS = frozenset(
-    {"access", "audit", "health", "inventory", "inference_sessions", "serving", "telemetry", "weights"}
+    {
+        *("access", "audit", "health", "inventory", "inference_sessions", "rollouts", "serving"),
+        *("telemetry", "weights"),
+    }
 )
 """Labels of the product's own apps."""
 
@@ -32,6 +35,9 @@ _OPERATOR_CHANGES = frozenset(
         "inventory.change_node",
         "inventory.end_process",
         "inventory.install_node",
+        "rollouts.add_rollout",
+        "rollouts.approve_rollout",
+        "rollouts.change_rollout",
         "serving.add_deployment",
         "serving.add_model",
         "serving.change_deployment",

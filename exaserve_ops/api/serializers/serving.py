@@ -114,6 +114,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "model_name",
             "served_name",
             "generation",
+            "release_number",
             "replicas",
             "engine",
             "engine_options",
@@ -303,7 +304,8 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     """One replica: what is wanted of it, what was seen of it, and its status."""
 
     deployment_name = serializers.CharField(source="deployment.name")
-    model_name = serializers.CharField(source="deployment.model.name")
+    model_name = serializers.CharField(source="release.model.name")
+    release_number = serializers.IntegerField(source="release.number")
     node_name = serializers.CharField(source="node.name", default=None)
     accelerators: serializers.SlugRelatedField[Accelerator] = serializers.SlugRelatedField(
         "uuid", many=True, read_only=True
@@ -316,6 +318,8 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "name",
             "deployment",
             "deployment_name",
+            "release",
+            "release_number",
             "model_name",
             "node",
             "node_name",

@@ -43,7 +43,7 @@ class ReplicaViewSet(ReadableViewSet[Replica]):
 
     def get_queryset(self) -> QuerySet[Replica]:
         """Replicas with what they point to, in two queries."""
-        related = Replica.objects.select_related("deployment__model", "node")
+        related = Replica.objects.select_related("deployment", "release__model", "node")
         return related.prefetch_related("accelerators")
 
     @extend_schema(responses=ReplicaDetailSerializer)

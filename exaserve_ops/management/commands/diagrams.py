@@ -15,10 +15,21 @@ from exaserve_ops.inventory.domain.drain import NODE_DRAIN
 from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
+from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.sessions.domain.moves import RELOCATION
 
-LIFECYCLES = (DEPLOYMENT, REPLICA, NODE_LIVENESS, NODE_DRAIN, INCIDENT, INSTALLATION, RELOCATION)
+LIFECYCLES = (
+    DEPLOYMENT,
+    REPLICA,
+    NODE_LIVENESS,
+    NODE_DRAIN,
+    INCIDENT,
+    INSTALLATION,
+    RELOCATION,
+    ROLLOUT,
+    WAVE,
+)
 
 _HEAD = """\
 # Lifecycles

@@ -1,1 +1,1 @@
-"""Pure decisions of this app."""
+"""What rollouts and swarms decide. Pure."""

@@ -251,6 +251,8 @@ def plan_overdue(snapshot: DeploymentSnapshot) -> list[LetGo]:
 
 
 def _make_way(replica: ReplicaFacts, ailment: Ailment, successor: ReplicaFacts) -> LetGo | None:
+    if ailment.cause == ROLLOUT and replica.status == states.READY:
+        return None  # its sessions leave first; the rollout says when it goes
     if successor.status == states.READY and not successor.is_closed:
         return release(replica, f"{ailment.why}; {successor.name} took its place")
     if _drain_is_over(replica, ailment):

@@ -1,0 +1,49 @@
+"""Drives rollouts: looks at each one, and carries out what it decides.
+
+Everything is in the record, so another leader goes on where a dead one stopped; what the dead one still
+tries is refused by the fence of its epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from exaserve_ops.controllers.loop import KeyQueue
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError
+from exaserve_ops.lib.lifecycle import IllegalTransitionError
+from exaserve_ops.rollouts.domain.actions import LetGo, Roll, Stay
+from exaserve_ops.rollouts.domain.driving import decide
+from exaserve_ops.rollouts.models import Rollout
+from exaserve_ops.rollouts.selectors import live_rollouts, rollout_view
+from exaserve_ops.rollouts.services.steps import carry_out
+from exaserve_ops.rollouts.services.weights import wave_weights
+
+LOOK_EVERY_SECONDS = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+class RolloutDriver:
+    """One look at every rollout a step; keeps nothing in mind between two."""
+
+    def __init__(self, queue: KeyQueue) -> None:
+        self._queue = queue
+
+    def step(self) -> None:
+        """Bring every rollout on by what is due."""
+        for rollout in live_rollouts():
+            self._drive(rollout)
+
+    def _drive(self, rollout: Rollout) -> None:
+        now = clock.now()
+        view = rollout_view(rollout, unready_weights=wave_weights(rollout, now=now), now=now)
+        for action in decide(view, now):
+            try:
+                carry_out(rollout, action, now=now)
+            except (ConflictError, IllegalTransitionError) as error:
+                # Somebody came first; the next look sees what holds now.
+                _log.info("event=rollout_overtaken rollout=%s error=%s", rollout.pk, error)
+                return
+            if isinstance(action, Roll | Stay | LetGo):
+                self._queue.add("deployment", str(rollout.deployment_id))

@@ -1,0 +1,205 @@
+"""What a rollout does next: one look at everything, and the actions that follow. Pure.
+
+The same look gives the same actions, and each action is harmless when it is done twice, so any controller
+may die between two of them and another one goes on from the record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from exaserve_ops.rollouts.domain import lifecycle as states
+from exaserve_ops.rollouts.domain.actions import (
+    Action,
+    AddWaves,
+    MoveRollout,
+    MoveWave,
+    NoteGates,
+    Roll,
+    Stay,
+    Wait,
+)
+from exaserve_ops.rollouts.domain.gates import closed_reason, judge, missing_data
+from exaserve_ops.rollouts.domain.making_way import Direction, make_way
+from exaserve_ops.rollouts.domain.policy import HALT
+from exaserve_ops.rollouts.domain.view import IN_PLACE, SURGE, RolloutView, Seat, WaveState
+from exaserve_ops.serving.domain.lifecycle import PENDING, PLACED
+
+NEW = "the new release"
+OLD = "the old release"
+
+
+def decide(view: RolloutView, now: datetime) -> list[Action]:
+    """Return the actions to take now, in their order."""
+    if view.deployment_ends:
+        return [MoveRollout("abandon", "its deployment is being deleted")]
+    if view.status == states.RUNNING:
+        return _forward(view, now)
+    if view.status == states.ROLLING_BACK:
+        return _back(view, now)
+    if view.status in {states.PAUSED, states.HALTED}:
+        return _stand_still(view)
+    return []
+
+
+# -- forward -----------------------------------------------------------------------------------------
+def _forward(view: RolloutView, now: datetime) -> list[Action]:
+    wave = view.wave
+    if wave is None:
+        if view.kept(view.old_release):
+            return [AddWaves("replicas of the old release were made or moved meanwhile")]
+        if any(not seat.is_ready for seat in view.kept(view.new_release)):
+            return [Wait(f"not ready: {', '.join(view.health().not_ready[:3])}")]
+        return [MoveRollout("finish", "every replica runs the new release")]
+    step = {
+        states.WAITING: _open,
+        states.PREWARMING: _prewarm,
+        states.MOVING: _move,
+        states.SOAKING: _soak,
+        states.FAILED: _failed,
+    }[wave.status]
+    return step(view, wave, now)
+
+
+def _open(view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
+    if wave.needs_approval:
+        return [MoveRollout("hold", f"wave {wave.number} begins when somebody lets it")]
+    if view.frozen:
+        return [Wait(f"healing is frozen: {view.frozen}")]
+    old = sorted(
+        (s for s in view.kept(view.old_release) if s.domain == wave.domain),
+        key=lambda s: (not s.serves, s.active_sessions, s.name),
+    )
+    members = tuple(seat.replica_id for seat in old[: wave.planned])
+    mode = SURGE if view.surge and view.has_surge_room else IN_PLACE
+    if mode == IN_PLACE and not view.unavailable:
+        why = "there is no room for one more replica, and none of those that serve may be missing"
+        return [MoveRollout("halt", why)]
+    return [MoveWave(wave.number, "open", f"{len(members)} in {wave.domain}", members, mode)]
+
+
+def _prewarm(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
+    if not any(seat.replica_id in wave.members for seat in view.kept(view.old_release)):
+        return [MoveWave(wave.number, "pass", "nothing of it is left to make way")]
+    if not view.unready_weights:
+        return [MoveWave(wave.number, "begin", "weights can be read on its nodes")]
+    told = "; ".join(f"{node}: {why}" for node, why in sorted(view.unready_weights.items())[:3])
+    if now - wave.since >= timedelta(seconds=view.policy.prewarm_seconds):
+        return [MoveRollout("halt", f"weights are not on all nodes of wave {wave.number} in time: {told}")]
+    return [Wait(f"weights are brought to {len(view.unready_weights)} nodes: {told}")]
+
+
+def _move(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
+    gates = judge(view.new_answers, view.old_answers, view.health(), view.policy)
+    noted: list[Action] = [NoteGates(wave.number, gates)]
+    if reason := closed_reason(gates):
+        return [*noted, MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
+    members = [seat for seat in view.seats if seat.replica_id in wave.members]
+    direction = Direction(view.old_release, view.new_release, wave.mode, NEW)
+    actions = make_way(view, members, direction, now) if not view.frozen else []
+    if not actions and view.frozen:
+        actions = [Wait(f"healing is frozen: {view.frozen}")]
+    if not actions and (why := _unfinished(view, members)):
+        actions = [Wait(why)]
+    if not actions:
+        return [*noted, MoveWave(wave.number, "soak", "all of it runs the new release")]
+    if now - wave.since >= timedelta(seconds=view.move_seconds) and not view.frozen:
+        return [*noted, *_too_late(view, wave)]
+    return [*noted, *actions]
+
+
+def _unfinished(view: RolloutView, members: Sequence[Seat]) -> str:
+    """What is still to come before a wave is moved; empty where nothing is."""
+    ending = [seat.name for seat in members if not seat.is_gone]
+    if ending:
+        return f"not stopped yet: {', '.join(ending[:3])}"
+    unready = view.health().not_ready
+    return f"not ready: {', '.join(unready[:3])}" if unready else ""
+
+
+def _too_late(view: RolloutView, wave: WaveState) -> list[Action]:
+    """A wave that did not move in time: what has no place is not the release's fault, what has one is."""
+    told = f"wave {wave.number} has not moved after {view.move_seconds:.0f} s"
+    stuck = [s for s in view.kept(view.new_release) if not s.is_ready]
+    homeless = [s for s in stuck if s.status in {PENDING, PLACED} or not s.node_alive]
+    if not stuck or homeless:
+        names = "; ".join(f"{s.name}: {s.reason or s.status}" for s in homeless[:3])
+        return [MoveRollout("halt", f"{told}{': ' if names else ''}{names}")]
+    reason = f"{told}: {', '.join(view.health().not_ready[:3])}"
+    return [MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
+
+
+def _soak(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
+    gates = judge(view.new_answers, view.old_answers, view.health(), view.policy)
+    noted: list[Action] = [NoteGates(wave.number, gates)]
+    if reason := closed_reason(gates):
+        return [*noted, MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
+    lasted = now - wave.since
+    if lasted < timedelta(seconds=wave.soak_seconds):
+        left = wave.soak_seconds - lasted.total_seconds()
+        return [*noted, Wait(f"watched for {left:.0f} s more")]
+    missing = missing_data(gates)
+    if not missing:
+        return [*noted, MoveWave(wave.number, "pass", "every gate is open")]
+    deadline = max(view.policy.data_deadline_seconds, wave.soak_seconds)
+    if lasted >= timedelta(seconds=deadline):
+        return [*noted, MoveRollout("halt", f"not enough is known after {deadline} s: {missing}")]
+    return [*noted, Wait(f"not enough is known: {missing}")]
+
+
+def _failed(_view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
+    """Somebody had a halted rollout go on."""
+    return [MoveWave(wave.number, "retry", "somebody lets it go on")]
+
+
+def _on_failure(view: RolloutView, reason: str) -> list[Action]:
+    event = "halt" if view.policy.on_failure == HALT else "roll_back"
+    return [MoveRollout(event, reason)]
+
+
+# -- standing still, and back ------------------------------------------------------------------------
+def _stand_still(view: RolloutView) -> list[Action]:
+    """What has not begun to make way does not begin; pairs that are under way both serve on."""
+    covered = {seat.replaces for seat in view.seats if seat.is_wanted}
+    undone = tuple(
+        seat.replica_id
+        for seat in view.kept(view.old_release)
+        if (seat.rolls_to or seat.leaving_since is not None) and seat.replica_id not in covered
+    )
+    return [Stay(undone, "the rollout stands still")] if undone else []
+
+
+def _back(view: RolloutView, now: datetime) -> list[Action]:
+    actions: list[Action] = []
+    kept_old = view.kept(view.old_release)
+    staying = tuple(s.replica_id for s in kept_old if s.rolls_to or s.leaving_since is not None)
+    if staying:
+        actions.append(Stay(staying, "the rollout goes back"))
+    new = view.kept(view.new_release)
+    if not new:
+        unready = [seat.name for seat in kept_old if not seat.is_ready]
+        ending = [s.name for s in view.seats if s.release == view.new_release and not s.is_gone]
+        waits = [*(f"{name} is not ready" for name in unready), *(f"{name} ends" for name in ending)]
+        if waits:
+            return [*actions, Wait(", ".join(waits[:3]))]
+        return [*actions, MoveRollout("finish_back", "every replica runs the old release again")]
+    # Those whose predecessor still serves are simply one too many: they go as soon as they are marked.
+    surplus = tuple(
+        s.replica_id for s in new if not s.rolls_to and any(o.replica_id == s.replaces for o in kept_old)
+    )
+    if surplus:
+        actions.append(Roll(surplus, view.old_release, in_place=False, why="go back to the old release"))
+    mode = SURGE if view.surge and view.has_surge_room else IN_PLACE
+    direction = Direction(view.new_release, view.old_release, mode, OLD)
+    domain = _domain_under_way(new, surplus)
+    members = [s for s in new if s.domain == domain and s.replica_id not in surplus]
+    return actions + (make_way(view, members, direction, now) if members else [])
+
+
+def _domain_under_way(new: Sequence[Seat], surplus: Sequence[str]) -> str:
+    """One domain goes back after the other; the one that began is finished first."""
+    begun = Counter(s.domain for s in new if s.rolls_to or s.leaving_since is not None)
+    left = [s.domain for s in new if s.replica_id not in surplus]
+    return min(left, key=lambda domain: (-begun[domain], domain), default="")
