@@ -16,8 +16,8 @@ from exaserve_ops.rollouts.domain.actions import LetGo, Roll, Stay
 from exaserve_ops.rollouts.domain.driving import decide
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.rollouts.selectors import live_rollouts, rollout_view
-from exaserve_ops.rollouts.services.steps import carry_out
-from exaserve_ops.rollouts.services.weights import wave_weights
+from exaserve_ops.rollouts.services.steps import ACTOR, carry_out
+from exaserve_ops.rollouts.services.weights import bring_weights
 
 LOOK_EVERY_SECONDS = 1.0
 
@@ -37,7 +37,7 @@ class RolloutDriver:
 
     def _drive(self, rollout: Rollout) -> None:
         now = clock.now()
-        view = rollout_view(rollout, unready_weights=wave_weights(rollout, now=now), now=now)
+        view = rollout_view(rollout, unready_weights=bring_weights(rollout, actor=ACTOR, now=now), now=now)
         for action in decide(view, now):
             try:
                 carry_out(rollout, action, now=now)

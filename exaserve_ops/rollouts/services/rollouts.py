@@ -11,7 +11,6 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from exaserve_ops.audit.services import Subject, record_event
-from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.rollouts.domain import lifecycle as states
@@ -21,7 +20,7 @@ from exaserve_ops.rollouts.domain.preflight import RolloutPlan, plan_rollout
 from exaserve_ops.rollouts.domain.waves import PlannedWave
 from exaserve_ops.rollouts.models import Rollout, Wave
 from exaserve_ops.rollouts.selectors import preflight_facts
-from exaserve_ops.rollouts.services.weights import look_at_weights
+from exaserve_ops.rollouts.services.weights import keep_old_weights, let_weights_go, look_at_weights
 from exaserve_ops.serving.models import Deployment, Release
 from exaserve_ops.serving.services.releases import ReleaseWish, find_or_create_release
 
@@ -53,8 +52,7 @@ def _plan(
 ) -> tuple[RolloutPlan, Release]:
     deployment = Deployment.objects.select_related("model").get(pk=deployment_id)
     release = find_or_create_release(deployment_id, wish, actor=actor, now=now)
-    nodes = Node.objects.filter(replicas__deployment=deployment, replicas__wanted="run")
-    weights = look_at_weights(release.model, set(nodes.values_list("name", flat=True)))
+    weights = look_at_weights(release.model, deployment_id)
     facts = preflight_facts(
         deployment,
         release,
@@ -175,14 +173,17 @@ def act_on_rollout(rollout_id: UUID, act: str, *, actor: str, now: datetime, rea
 @transaction.atomic
 def advance_rollout(rollout_id: UUID, event: str, *, why: str, actor: str, now: datetime) -> Rollout:
     """Move on by one event, under the row's lock. Raises `IllegalTransitionError`."""
-    rollout = Rollout.objects.select_for_update(of=("self",)).select_related("deployment").get(pk=rollout_id)
+    related = Rollout.objects.select_related("deployment", "from_release__model")
+    rollout = related.select_for_update(of=("self",)).get(pk=rollout_id)
     before, rollout.status = rollout.status, ROLLOUT.next(rollout.status, event)
     rollout.why, rollout.waits_for = why[:_WHY_CHARACTERS], ""
     rollout.status_changed_at = now
     if rollout.started_at is None and rollout.status == states.RUNNING:
         rollout.started_at = now
+        keep_old_weights(rollout, actor=actor, now=now)
     if rollout.status in ROLLOUT.final:
         rollout.ended_at = now
+        let_weights_go(rollout)
     rollout.save(update_fields=["status", "why", "waits_for", "status_changed_at", "started_at", "ended_at"])
     moved = (before, rollout.status)
     record_event(subject_of(rollout), event, actor=actor, now=now, moved=moved, reason=why)

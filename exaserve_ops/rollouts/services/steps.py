@@ -47,7 +47,7 @@ def carry_out(rollout: Rollout, action: Action, *, now: datetime) -> None:
         case MoveRollout():
             _move_rollout(rollout, action, now)
         case MoveWave():
-            _move_wave(rollout, action, now)
+            advance_wave(rollout, action, now)
         case AddWaves():
             _add_waves(rollout, action.why, now)
         case NoteGates():
@@ -83,7 +83,8 @@ def _release_all(rollout: Rollout, now: datetime) -> None:
 
 
 @transaction.atomic
-def _move_wave(rollout: Rollout, action: MoveWave, now: datetime) -> None:
+def advance_wave(rollout: Rollout, action: MoveWave, now: datetime) -> None:
+    """Move a wave's status on by one event, under its row's lock. Raises `IllegalTransitionError`."""
     wave = Wave.objects.select_for_update().get(rollout=rollout, number=action.number)
     before, wave.status = wave.status, WAVE.next(wave.status, action.event)
     wave.why, wave.since = action.why[:_WHY_CHARACTERS], now

@@ -1,39 +1,91 @@
-"""Weights ahead of a wave: whether nodes have them, and that they are wanted there."""
+"""Weights ahead of a wave: claimed on its nodes, waited for, and kept there until the rollout has ended.
+
+Weights that are read in place are ready wherever they can be read; those that replicas start from a copy
+of are brought by the nodes' stores.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
+from uuid import UUID
 
+from django.db.models import QuerySet
+
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.rollouts.domain.lifecycle import PREWARMING
 from exaserve_ops.rollouts.models import Rollout
-from exaserve_ops.serving.models import Model
-
-IN_PLACE_SCHEME = "file://"
+from exaserve_ops.serving.models import Model, Replica
+from exaserve_ops.weights.domain.wanted import ROLLOUT
+from exaserve_ops.weights.models import NodeStore
+from exaserve_ops.weights.selectors import weights_on
+from exaserve_ops.weights.services import claim_weights, release_weights
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsOnNodes:
-    """How weights lie on nodes: what is still to be brought to which, by node name."""
+    """What is still to be brought to which node, by its name."""
 
-    unready: dict[str, str]
     bytes_to_bring: dict[str, int]
     full_disks: tuple[str, ...] = ()
 
 
-def look_at_weights(model: Model, node_names: Collection[str]) -> WeightsOnNodes:  # noqa: ARG001 - all nodes read a shared source alike
-    """Say on which of these nodes weights are not ready yet, and what it takes.
+def look_at_weights(model: Model, deployment_id: UUID) -> WeightsOnNodes:
+    """What it takes to have a model's weights on all nodes of a deployment."""
+    if model.storage == Model.Storage.IN_PLACE:
+        return WeightsOnNodes({})
+    nodes = _nodes_of(Replica.objects.filter(deployment=deployment_id, wanted=Replica.Wanted.RUN))
+    standing = weights_on(model.digest, list(nodes))
+    free = dict(NodeStore.objects.filter(pk__in=nodes).values_list("pk", "disk_free_bytes"))
+    bring: dict[str, int] = {}
+    full = []
+    for node_id, name in nodes.items():
+        left = model.weights_bytes - standing[node_id].have_bytes
+        if standing[node_id].ready or left <= 0:
+            continue
+        bring[name] = left
+        # A disk that nobody has told of is not called full.
+        if node_id in free and free[node_id] < left:
+            full.append(f"{name} has {free[node_id] >> 20} MiB free, {left >> 20} MiB are needed")
+    return WeightsOnNodes(bring, tuple(sorted(full)))
 
-    A `file://` source is read where it lies, by every node alike.
+
+def bring_weights(rollout: Rollout, *, actor: str, now: datetime) -> dict[str, str]:
+    """Have the new weights on the nodes of the wave that is prewarmed; says what is missing, by node name.
+
+    Replicas may land elsewhere in the end: those wait for their weights as every replica does.
     """
-    return WeightsOnNodes({}, {})
-
-
-def wave_weights(rollout: Rollout, *, now: datetime) -> dict[str, str]:  # noqa: ARG001 - of wants
-    """Have the weights of the new release on the nodes of the wave whose turn it is; says what is missing."""
     wave = rollout.waves.filter(status=PREWARMING).first()
-    if wave is None:
+    model = rollout.to_release.model
+    if wave is None or model.storage == Model.Storage.IN_PLACE:
         return {}
-    names = wave.members.filter(replica__node__isnull=False).values_list("replica__node__name", flat=True)
-    return look_at_weights(rollout.to_release.model, set(names)).unready
+    nodes = _nodes_of(Replica.objects.filter(wave_members__wave=wave))
+    claim_weights(model.digest, list(nodes), owner=_owner(rollout), actor=actor, now=now)
+    standing = weights_on(model.digest, list(nodes))
+    return {
+        name: standing[node_id].reason or standing[node_id].state
+        for node_id, name in nodes.items()
+        if not standing[node_id].ready
+    }
+
+
+def keep_old_weights(rollout: Rollout, *, actor: str, now: datetime) -> None:
+    """Have the old weights stay where they are, so that the way back is short."""
+    model = rollout.from_release.model
+    if model.storage != Model.Storage.IN_PLACE:
+        nodes = _nodes_of(Replica.objects.filter(release=rollout.from_release, wanted=Replica.Wanted.RUN))
+        claim_weights(model.digest, list(nodes), owner=_owner(rollout), actor=actor, now=now)
+
+
+def let_weights_go(rollout: Rollout) -> None:
+    """Claim nothing any more: it has ended."""
+    release_weights(_owner(rollout))
+
+
+def _owner(rollout: Rollout) -> str:
+    return f"{ROLLOUT}{rollout.pk}"
+
+
+def _nodes_of(replicas: QuerySet[Replica]) -> dict[UUID, str]:
+    nodes = Node.objects.filter(replicas__in=replicas).order_by("name").distinct()
+    return dict(nodes.values_list("pk", "name"))
