@@ -10,7 +10,7 @@ class Migration(migrations.Migration):
     initial = True
 
     dependencies = [
-        ('serving', '0011_replica_leaving'),
+        ('serving', '0012_replica_leaving'),
     ]
 
     operations = [

@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('serving', '0010_model_storage'),
+        ('serving', '0011_deployment_balance'),
     ]
 
     operations = [
