@@ -1,0 +1,103 @@
+"""S3-compatible stores, by the client of MinIO, which is imported only where such a source is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import urllib3
+from urllib3.exceptions import HTTPError
+from urllib3.util import Retry, Timeout
+
+from workers.weights.sources.http import BodyReader, give_back
+from workers.weights.sources.port import MissingFileError, RefusedError, SourceError
+
+_MISSING_CODES = frozenset({"NoSuchKey", "NoSuchBucket", "InvalidRange"})
+_REFUSED_CODES = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
+_CONNECTIONS = 16
+
+
+class S3Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The secret of an S3 source, as JSON."""
+
+    endpoint: str = "https://s3.amazonaws.com"
+    access_key: str = ""
+    secret_key: str = ""
+    session_token: str = ""
+    region: str = "us-east-1"
+
+
+class S3Source:
+    """Implements the port for `s3://bucket/prefix`."""
+
+    kind = "s3"
+
+    def __init__(self, location: str, secret: str) -> None:
+        """Take an address and the JSON of its secret. Raises `SourceError`."""
+        parts = urlsplit(location)
+        if parts.scheme != "s3" or not parts.netloc:
+            raise SourceError(f"{location!r} is not s3://bucket/prefix")
+        self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
+        self.name = f"s3://{self._bucket}"
+        self._client = _client(secret)
+
+    @contextmanager
+    def open_range(self, path: str, offset: int, length: int) -> Iterator[BodyReader]:
+        """Ask for a range of an object. Raises `SourceError`."""
+        from minio.error import MinioException, S3Error  # noqa: PLC0415 - optional, and slow to import
+
+        what = f"{self.name}/{self._prefix}/{path}"
+        try:
+            answer = self._client.get_object(
+                self._bucket, f"{self._prefix}/{path}", offset=offset, length=length
+            )
+        except S3Error as error:
+            raise _translated(what, str(error.code)) from error
+        except (MinioException, HTTPError, OSError, ValueError) as error:
+            raise SourceError(f"{what}: {type(error).__name__}") from error
+        try:
+            yield BodyReader(answer, what)
+        finally:
+            give_back(answer)
+
+    def close(self) -> None:
+        """Connections close with the client."""
+
+
+def _client(secret: str) -> Any:  # noqa: ANN401 - of a library that may not be there
+    try:
+        from minio import Minio  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise SourceError("S3 needs the package `minio`: pip install -r requirements-agent.txt") from error
+    try:
+        told = msgspec.json.decode(secret, type=S3Secret) if secret else S3Secret()
+    except msgspec.DecodeError:
+        # Not chained: the text of the error might quote the secret.
+        raise RefusedError(
+            "the secret is no JSON with endpoint, access_key, secret_key, session_token and region"
+        ) from None
+    endpoint = urlsplit(told.endpoint)
+    return Minio(
+        endpoint.netloc,
+        access_key=told.access_key or None,
+        secret_key=told.secret_key or None,
+        session_token=told.session_token or None,
+        region=told.region,
+        secure=endpoint.scheme == "https",
+        http_client=urllib3.PoolManager(
+            maxsize=_CONNECTIONS,
+            timeout=Timeout(connect=5.0, read=10.0),
+            retries=Retry(total=0, redirect=0),
+        ),
+    )
+
+
+def _translated(what: str, code: str) -> SourceError:
+    if code in _MISSING_CODES:
+        return MissingFileError(f"{what}: {code}")
+    if code in _REFUSED_CODES:
+        return RefusedError(f"{what}: {code}")
+    return SourceError(f"{what}: {code}")
