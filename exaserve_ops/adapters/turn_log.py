@@ -65,6 +65,7 @@ class Turn(msgspec.Struct, omit_defaults=True):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    continued_from: tuple[str, ...] = ()
 
 
 class TurnLog:

@@ -64,11 +64,18 @@ class Admission:
     """Checks heads against the table of endpoints and the table of keys."""
 
     def __init__(
-        self, keys: ApiKeyTable, *, body_bytes: int, session_headers: Sequence[bytes] = (b"x-session-id",)
+        self,
+        keys: ApiKeyTable,
+        *,
+        body_bytes: int,
+        session_headers: Sequence[bytes] = (b"x-session-id",),
+        continues: bool = False,
     ) -> None:
+        """`continues`: whether streams are continued that do not say."""
         self._keys = keys
         self._body_bytes = body_bytes
         self._session_headers = session_headers
+        self._continues = continues
         self._request_id_prefix = secrets.token_hex(8)
         self._request_numbers = itertools.count(1)
 
@@ -80,6 +87,7 @@ class Admission:
             self._check_message(request)
             or self._check_access(request, is_loopback=is_loopback)
             or self._check_session(request)
+            or self._check_continuation(request)
         )
 
     def readmit(self, request: Request, token: bytes, asked_class: bytes, given_id: bytes | None) -> bool:
@@ -159,3 +167,11 @@ class Admission:
             request.session_id = given.decode()
             return None
         return None
+
+    def _check_continuation(self, request: Request) -> Refusal | None:
+        given = request.known.get(headers.CONTINUE)
+        if given is None:
+            request.is_continued = self._continues
+            return None
+        request.is_continued = given.lower() == b"true"
+        return None if given.lower() in {b"true", b"false"} else refusals.BAD_CONTINUE

@@ -5,6 +5,8 @@ Only the last few kilobytes are kept, and they are looked at once, when the answ
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import msgspec
 
 from exaserve_ops.gateway import refusals
@@ -50,22 +52,63 @@ class _Ending(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Ending)
 
 
+class Answer(Protocol):
+    """What becomes of an engine's answer on its way to the client."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether it consists of events."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended before its engine did."""
+
+    def relay(self, passed: bytes, payload: bytes) -> bytes:
+        """Take the next piece, with its framing and without; return what the client gets of it."""
+
+    def is_finished(self) -> bool:
+        """Whether nothing is missing if it ends here."""
+
+    def ended_in_error(self) -> bool:
+        """Whether the engine ended a stream by an error event of its own."""
+
+    def last_words(self) -> bytes | None:
+        """The event that ends a stream before its time; empty if it has had it; `None`: it is no stream."""
+
+    def usage(self) -> Usage:
+        """Token counts, all `None` if there are none."""
+
+
 class JsonAnswer:
     """A plain answer: kept whole while it is small enough to read the usage from."""
 
     __slots__ = ("_parts", "_size_bytes")
+    is_stream = False
+    is_over = False
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._size_bytes = 0
 
-    def add(self, payload: bytes) -> None:
-        """Take the next piece of the body."""
+    def relay(self, passed: bytes, payload: bytes) -> bytes:
+        """Take the next piece; it passes as it came."""
         self._size_bytes += len(payload)
         if self._size_bytes <= _LARGEST_JSON_BYTES:
             self._parts.append(payload)
         else:
             self._parts.clear()
+        return passed
+
+    def is_finished(self) -> bool:
+        """Always: its framing says when it is whole."""
+        return True
+
+    def ended_in_error(self) -> bool:
+        """Never: its status says so."""
+        return False
+
+    def last_words(self) -> None:
+        """It has no room for any."""
 
     def usage(self) -> Usage:
         """Token counts, all `None` if there are none."""
@@ -76,17 +119,20 @@ class StreamAnswer:
     """A stream of events, of which the end is kept."""
 
     __slots__ = ("_pieces", "_size_bytes")
+    is_stream = True
+    is_over = False
 
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
         self._size_bytes = 0
 
-    def add(self, payload: bytes) -> None:
-        """Take the next piece of the body."""
+    def relay(self, passed: bytes, payload: bytes) -> bytes:
+        """Take the next piece; it passes as it came."""
         self._pieces.append(payload)
         self._size_bytes += len(payload)
         if self._size_bytes > _KEPT_BYTES:
             self._shorten()
+        return passed
 
     def is_finished(self) -> bool:
         """Whether the last event says that the stream is over: `[DONE]`, or an error."""
@@ -100,9 +146,12 @@ class StreamAnswer:
         last = next((event for event in reversed(events) if event != b"[DONE]"), b"")
         return _ending_of(last).error is not None
 
-    def is_between_events(self) -> bool:
-        """Whether an event of ours may follow as it is."""
-        return not self._size_bytes or self._shorten().endswith((b"\n\n", b"\r\n\r\n"))
+    def last_words(self) -> bytes:
+        """An error event of ours, unless the engine's own is the one that the client gets."""
+        if self.ended_in_error():
+            return b""
+        is_between_events = not self._size_bytes or self._shorten().endswith((b"\n\n", b"\r\n\r\n"))
+        return refusals.INTERRUPTED_EVENT if is_between_events else b"\n\n" + refusals.INTERRUPTED_EVENT
 
     def usage(self) -> Usage:
         """Token counts of the last event that carries any."""
@@ -135,25 +184,29 @@ def _events_of(tail: bytes) -> list[bytes]:
     return [line[5:].strip() for line in tail.splitlines() if line.startswith(b"data:")]
 
 
-def judge(status: int, answer: StreamAnswer | JsonAnswer) -> str:
+def judge(status: int, answer: Answer) -> str:
     """Return the outcome of an answer that came whole: `ok`, `client_error` or `engine_error`."""
     if status >= _FIRST_SERVER_ERROR_STATUS:
         return "engine_error"
     if status >= _FIRST_ERROR_STATUS:
         return "client_error"
-    if isinstance(answer, StreamAnswer) and answer.ended_in_error():
-        return "engine_error"
-    return "ok"
+    return "engine_error" if answer.ended_in_error() else "ok"
 
 
-def interruption_of(answer: StreamAnswer | JsonAnswer, frame: Frame | None) -> bytes | None:
+def interruption_of(answer: Answer, frame: Frame | None) -> bytes | None:
     """Return the bytes that end a stream with one error event; `None` where it cannot be put."""
-    if frame is None or not isinstance(answer, StreamAnswer):
+    words = answer.last_words()
+    if frame is None or words is None:
         return None
-    if answer.ended_in_error():
-        return frame.end()  # the engine's own error event is the one that the client gets
-    gap = b"" if answer.is_between_events() else b"\n\n"
-    return frame.append(gap + refusals.INTERRUPTED_EVENT)
+    return frame.append(words) if words else frame.end()
+
+
+def read_usage(usage: object) -> Usage:
+    """Read token counts; what is not as it should be is unknown."""
+    try:
+        return msgspec.convert(usage, Usage)
+    except msgspec.ValidationError:
+        return NO_USAGE
 
 
 def _ending_of(text: bytes) -> _Ending:

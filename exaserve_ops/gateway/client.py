@@ -12,6 +12,7 @@ import httptools
 
 from exaserve_ops.gateway import headers, refusals
 from exaserve_ops.gateway.admission import Endpoint, endpoint_of
+from exaserve_ops.gateway.continued_exchange import ContinuedExchange
 from exaserve_ops.gateway.exchange import Exchange
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request, read_fields
@@ -293,7 +294,11 @@ class ClientConnection(asyncio.Protocol):
         elif not self._shared.fleet.may_exist(fields.model):
             self.refuse(request, refusals.unknown_model(fields.model))
         else:
-            self._current = Exchange(self._shared, self, request, fields)
+            kept, line = self._shared.continuations.open(request, fields)
+            if kept is None:
+                self._current = Exchange(self._shared, self, request, fields, answer_line=line)
+            else:
+                self._current = ContinuedExchange(self._shared, self, request, fields, kept, answer_line=line)
             self._current.start()
 
     def _answer(

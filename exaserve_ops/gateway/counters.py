@@ -19,6 +19,12 @@ class Counters:
     refused: collections.Counter[str] = field(default_factory=collections.Counter)
     """Answers of the gateway's own that were errors, by code."""
     retries: int = 0
+    continuations: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Streams that were to go on elsewhere (`begun`), and those of which a next piece came (`resumed`)."""
+    continuation_gap_seconds: float = 0.0
+    """From break to next piece, of those that were resumed."""
+    not_continued: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Streams that asked for it, by why it could not be: at their beginning (`field`), or at the break."""
     returning_turns: int = 0
     """Turns of sessions that had an owner before."""
     sticky_turns: int = 0
@@ -41,6 +47,8 @@ class Gauges:
     waiting_requests: int
     waiting_long_prompts: int
     connections: int
+    kept_tokens: int
+    """Of streams that may have to be continued."""
     table_age_seconds: float | None
     is_table_stale: bool
     turns_dropped: int
@@ -85,6 +93,10 @@ def _families(counters: Counters, gauges: Gauges) -> Iterable[tuple[str, str, li
     yield "requests_total", "counter", _by_label("outcome", counters.outcomes)
     yield "refusals_total", "counter", _by_label("code", counters.refused)
     yield "retries_total", "counter", [({}, counters.retries)]
+    yield "continuations_total", "counter", _by_label("step", counters.continuations)
+    yield "continuation_gap_seconds_total", "counter", [({}, counters.continuation_gap_seconds)]
+    yield "not_continued_total", "counter", _by_label("reason", counters.not_continued)
+    yield "continuation_tokens_kept", "gauge", [({}, gauges.kept_tokens)]
     yield "returning_turns_total", "counter", [({}, counters.returning_turns)]
     yield "sticky_turns_total", "counter", [({}, counters.sticky_turns)]
     yield "turns_taken_back_total", "counter", [({}, counters.turns_taken_back)]

@@ -11,13 +11,13 @@ from collections.abc import Coroutine
 
 from exaserve_ops.adapters.quota_table import QuotaVerdict
 from exaserve_ops.adapters.session_table import SessionEntry
-from exaserve_ops.adapters.turn_log import Turn
 from exaserve_ops.gateway import headers, refusals
-from exaserve_ops.gateway.answers import JsonAnswer, StreamAnswer, interruption_of, judge
+from exaserve_ops.gateway.answers import Answer, JsonAnswer, StreamAnswer, interruption_of, judge
 from exaserve_ops.gateway.client_port import Client
-from exaserve_ops.gateway.fleet import STICKY, ReplicaSlot
+from exaserve_ops.gateway.fleet import ReplicaSlot
 from exaserve_ops.gateway.framing import Frame
 from exaserve_ops.gateway.phases import Phase
+from exaserve_ops.gateway.record import Account
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request, RoutedFields
 from exaserve_ops.gateway.router import Ask, Obstacle, Route
@@ -28,7 +28,7 @@ from exaserve_ops.routing.domain import markdown, silence
 
 _CLIENT_GONE_STATUS = 499
 """What proxies write down for a client that left; nobody receives it."""
-_FIRST_SERVER_ERROR_STATUS = 500
+FIRST_SERVER_ERROR_STATUS = 500
 _TOKEN_REFUSED_STATUSES = frozenset({401, 403})
 
 
@@ -36,13 +36,22 @@ class Exchange:
     """State of one request from its last byte read to its answer's last byte written."""
 
     __slots__ = (
-        *("_answer", "_ask", "_attempts", "_client", "_frame", "_head", "_is_long", "_last_byte_seconds"),
-        *("_lease", "_obstacle", "_paused_at_seconds", "_pending_tokens", "_phase", "_request"),
-        *("_shared", "_slot", "_started_at_unix_seconds", "_started_seconds", "_status", "_task"),
-        *("_ttft_seconds", "_unsent_head", "_upstream", "_wait_until_seconds", "_why", "model"),
+        *("_account", "_answer", "_answer_line", "_ask", "_attempts_left", "_client"),
+        *("_frame", "_is_long", "_last_byte_seconds", "_lease", "_obstacle", "_paused_at_seconds"),
+        *("_pending_tokens", "_phase", "_request", "_shared", "_slot", "_task", "_unsent_head"),
+        *("_upstream", "_wait_until_seconds", "model"),
     )
 
-    def __init__(self, shared: Shared, client: Client, request: Request, fields: RoutedFields) -> None:
+    def __init__(
+        self,
+        shared: Shared,
+        client: Client,
+        request: Request,
+        fields: RoutedFields,
+        *,
+        answer_line: bytes = b"",
+    ) -> None:
+        """`answer_line`: a header line of ours that the client is to have."""
         self._shared = shared
         self._client = client
         self._request = request
@@ -56,24 +65,20 @@ class Exchange:
         )
         self._pending_tokens = 0.0
         self._is_long = False
+        self._account = Account(shared, request, self._ask)
+        self._answer_line = answer_line
+        self._attempts_left = shared.settings.attempts
         self._lease = shared.quotas.lease_for(request)
         self._phase = Phase.ROUTING
-        self._started_seconds = shared.clock()
-        self._started_at_unix_seconds = shared.wall_clock()
         self._obstacle = Obstacle.NOTHING_SERVES
         self._wait_until_seconds = 0.0
         self._paused_at_seconds = 0.0
         self._last_byte_seconds = 0.0
-        self._ttft_seconds: float | None = None
-        self._attempts = 0
-        self._status = 0
-        self._why = ""
         self._slot: ReplicaSlot | None = None
         self._upstream: UpstreamConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._head: AnswerHead | None = None
         self._frame: Frame | None = None
-        self._answer: StreamAnswer | JsonAnswer = JsonAnswer()
+        self._answer: Answer = JsonAnswer()
         self._unsent_head = b""
 
     # ------------------------------------------------------------------ towards a replica
@@ -143,7 +148,8 @@ class Exchange:
         if connection is None or connection.has_spoken:
             return  # its answer is as good; the next turn follows the table
         self._shared.counters.turns_taken_back += 1
-        self._attempts -= 1  # nothing failed
+        self._account.attempts -= 1  # nothing failed
+        self._attempts_left += 1
         self._upstream = None
         connection.abort()
         self._release()
@@ -176,8 +182,9 @@ class Exchange:
     def _go(self, route: Route) -> None:
         slot = route.replica
         self._slot = slot
-        self._why = route.why
-        self._attempts += 1
+        self._account.why = self._why_of(route)
+        self._account.attempts += 1
+        self._attempts_left -= 1
         slot.acquire()
         self._pending_tokens = self._ask.uncached_tokens
         slot.pending_tokens += self._pending_tokens
@@ -207,72 +214,82 @@ class Exchange:
         self._upstream = connection
         self._last_byte_seconds = self._shared.clock()
         request = self._request
-        body = request.body
+        path, body = self._target_and_body()
         lines = request.lines
         if (connection_header := request.known.get(b"connection")) is not None:
             lines = headers.without_named(lines, connection_header)
-        head = headers.engine_head(request.path, slot.request_prefix, lines, request.request_id, len(body))
+        head = headers.engine_head(path, slot.request_prefix, lines, request.request_id, len(body))
         connection.send(self, head, body)
+
+    def _target_and_body(self) -> tuple[bytes, bytes]:
+        """What an engine is asked."""
+        return self._request.path, self._request.body
+
+    def _why_of(self, route: Route) -> str:
+        """What is written down as the reason of a route."""
+        return route.why
 
     def _note_unreachable(self, slot: ReplicaSlot, reason: str) -> None:
         """Nothing of an answer came: leave the replica alone for a while, and try another."""
-        now = self._shared.clock()
-        slot.mark = markdown.note_unreachable(slot.mark, now)
-        self._shared.problems.report(
-            "replica_unreachable",
-            now,
-            replica=slot.name,
-            address=f"{slot.record.host}:{slot.record.port}",
-            request=self._request.request_id.decode(),
-            reason=reason,
-        )
+        slot.mark = markdown.note_unreachable(slot.mark, self._shared.clock())
+        address = f"{slot.record.host}:{slot.record.port}"
+        self._account.report("replica_unreachable", slot, reason, address=address)
+        self._try_another(slot)
+
+    def _try_another(self, slot: ReplicaSlot) -> None:
         self._release()
         self._ask.tried = (*self._ask.tried, slot)
         self._ask.avoid_node = slot.record.node_id
-        if self._attempts >= self._shared.settings.attempts:
+        if self._attempts_left <= 0:
             self._fail(refusals.UNREACHABLE)
             return
         self._shared.counters.retries += 1
         self._route()
 
     # ------------------------------------------------------------------ the answer
-    def on_head(self, head: AnswerHead, frame: Frame) -> None:
-        """The answer began."""
+    def on_head(self, head: AnswerHead) -> Frame:
+        """The answer began; returns what its body is to be read by."""
         slot = self._slot
         if slot is None or self._upstream is None:
-            return
-        if head.status in _TOKEN_REFUSED_STATUSES:
-            # Our token, not the caller's: what is at this address is not the attempt that the
-            # table names. It has done nothing, so another replica may.
+            return head.frame()
+        if self._is_passed_over(head):
             self._upstream.abort()
             self._upstream = None
-            self._note_unreachable(slot, f"token refused with {head.status}")
-            return
+            self._note_unreachable(slot, f"refused with {head.status}")
+            return head.frame()
         now = self._shared.clock()
-        if head.status >= _FIRST_SERVER_ERROR_STATUS:
-            slot.mark = markdown.note_ill(slot.mark, now)
-        else:
-            slot.mark = markdown.CLEAR
+        is_ill = head.status >= FIRST_SERVER_ERROR_STATUS
+        slot.mark = markdown.note_ill(slot.mark, now) if is_ill else markdown.CLEAR
         self._phase = Phase.ANSWERED
         self._last_byte_seconds = now
-        self._status = head.status
-        self._head = head
-        self._frame = frame
+        return self._begin_answer(head, slot)
+
+    def _is_passed_over(self, head: AnswerHead) -> bool:
+        """Whether another replica may answer instead.
+
+        Our token, not the caller's, was refused: what is at this address is not the attempt that the
+        table names, and it has done nothing.
+        """
+        return head.status in _TOKEN_REFUSED_STATUSES
+
+    def _begin_answer(self, head: AnswerHead, slot: ReplicaSlot) -> Frame:
+        frame = self._frame = head.frame()
         if head.is_stream:
             self._answer = StreamAnswer()
-        self._unsent_head = self._make_head(head, frame, slot)
+        self._prepare_head(head, frame, slot)
+        return frame
 
     def on_body(self, passed: bytes, payload: bytes) -> None:
         """Bytes for the client, and the part of the body that is in them."""
         now = self._shared.clock()
         self._last_byte_seconds = now
-        if payload:
-            if self._ttft_seconds is None:
-                self._ttft_seconds = now - self._started_seconds
-                self._note_computed()
-            self._answer.add(payload)
-        if passed:
-            self._write(passed)
+        if payload and self._account.ttft_seconds is None:
+            self._account.ttft_seconds = now - self._account.started_seconds
+            self._note_computed()
+        if written := self._answer.relay(passed, payload):
+            self._write(written)
+        if self._answer.is_over:
+            self._finish()
 
     def on_read_done(self) -> None:
         """Send a head that came without a body; stop reading if the client is slow."""
@@ -284,14 +301,17 @@ class Exchange:
     def on_complete(self) -> None:
         """The answer is whole."""
         self._upstream = None
-        answer = self._answer
-        if isinstance(answer, StreamAnswer) and not answer.is_finished():
+        if self._answer.is_finished():
+            self._finish()
+        else:
             self._interrupt("ended without [DONE]")
-            return
+
+    def _finish(self) -> None:
+        """Nothing is missing."""
         ending = self._frame.end() if self._frame else b""
         if ending:
             self._client.write(ending)
-        self._end(judge(self._status, answer))
+        self._end(judge(self._account.status, self._answer))
         self._client.finish(keep_alive=not self._client.must_close(self._request))
 
     def on_lost(self, reason: str, *, any_received: bool) -> None:
@@ -310,14 +330,17 @@ class Exchange:
         else:
             self._note_unreachable(slot, reason)
 
-    def _make_head(self, head: AnswerHead, frame: Frame, slot: ReplicaSlot) -> bytes:
-        return b"%b%b%b%bx-request-id: %b\r\nx-exaops-route: %b\r\n%b\r\n" % (
+    def _prepare_head(self, head: AnswerHead, frame: Frame, slot: ReplicaSlot) -> None:
+        """Make the client's head, which is sent with the first bytes of the body."""
+        self._account.status = head.status
+        self._unsent_head = b"%b%b%b%b%bx-request-id: %b\r\nx-exaops-route: %b\r\n%b\r\n" % (
             headers.status_line(head.status),
             head.lines,
             frame.header(),
             slot.answer_lines,
+            self._answer_line,
             self._request.request_id,
-            self._why.encode(),
+            self._account.why.encode(),
             b"connection: close\r\n" if self._client.must_close(self._request) else b"",
         )
 
@@ -333,17 +356,17 @@ class Exchange:
         if self._phase is Phase.ENDED:
             return
         answer = self._answer
-        if isinstance(answer, StreamAnswer) and answer.is_finished() and not answer.ended_in_error():
+        if answer.is_stream and answer.is_finished() and not answer.ended_in_error():
             # It had the last event and did not wait for the end of the body: nothing was missed.
             self._end("ok")
             return
-        self._status = _CLIENT_GONE_STATUS
+        self._account.status = _CLIENT_GONE_STATUS
         self._end("client_gone")
 
     def give_up_at_exit(self) -> None:
         """The gateway goes before the answer is whole."""
         if self._phase is Phase.ANSWERED and not self._unsent_head:
-            self._interrupt("gateway stops")
+            self._break_off("gateway stops")
         elif self._phase is not Phase.ENDED:
             self._fail(refusals.NOTHING_SERVES, "gateway stops")
 
@@ -365,7 +388,10 @@ class Exchange:
         settings = self._shared.settings
         if self._phase is Phase.WAITING and now >= self._wait_until_seconds:
             self._fail(self._obstacle.value)
-        elif self._ttft_seconds is None and now - self._started_seconds > settings.first_byte_seconds:
+        elif (
+            self._account.ttft_seconds is None
+            and now - self._account.started_seconds > settings.first_byte_seconds
+        ):
             self._give_up("no first byte in time")
         elif self._paused_at_seconds:
             if now - self._paused_at_seconds > settings.client_stall_seconds:
@@ -379,7 +405,7 @@ class Exchange:
         stalled = now - self._last_byte_seconds > self._shared.settings.upstream_stall_seconds
         if why := silence.why_over(self._silence(now)):
             self._give_up(why)
-        elif stalled and self._ttft_seconds is not None:
+        elif stalled and self._account.ttft_seconds is not None:
             self._give_up("stalled")
 
     def _silence(self, now: float) -> silence.Silence:
@@ -397,7 +423,7 @@ class Exchange:
         slot, connection = self._slot, self._upstream
         if slot is None or connection is None or connection.has_spoken:
             return
-        if self._attempts >= self._shared.settings.attempts:
+        if self._attempts_left <= 0:
             return  # better a late answer of this one than none
         if self._shared.router.has_other(self._ask, slot):
             self._upstream = None
@@ -406,7 +432,7 @@ class Exchange:
 
     def _give_up(self, reason: str) -> None:
         """The replica keeps us waiting."""
-        if self._slot is not None and self._ttft_seconds is None:
+        if self._slot is not None and self._account.ttft_seconds is None:
             self._slot.mark = markdown.note_ill(self._slot.mark, self._shared.clock())
         if self._phase is Phase.ANSWERED and not self._unsent_head:
             self._interrupt(reason)
@@ -415,16 +441,23 @@ class Exchange:
 
     def _fail(self, refusal: Refusal, reason: str = "") -> None:
         """Nothing was sent yet: the client gets an error of ours."""
-        self._status = refusal.status
+        self._account.status = refusal.status
         if reason:
-            self._report("request_failed", reason)
+            self._account.report("request_failed", self._slot, reason)
         engine_failed = refusal in {refusals.UPSTREAM_BROKEN, refusals.UPSTREAM_LATE}
         self._end("engine_error" if engine_failed else "unavailable")
         self._client.refuse(self._request, refusal)
 
     def _interrupt(self, reason: str) -> None:
-        """Something was sent already: say so in a stream, cut everything else."""
-        self._report("answer_interrupted", reason)
+        """Something was sent already."""
+        if self._answer.is_stream and self._answer.is_finished():
+            self._finish()  # only the framing's end was missing
+        else:
+            self._break_off(reason)
+
+    def _break_off(self, reason: str) -> None:
+        """Say in a stream that it ends before its time; cut everything else."""
+        self._account.report("answer_interrupted", self._slot, reason)
         ending = interruption_of(self._answer, self._frame)
         self._end("interrupted")
         if ending is None:
@@ -445,10 +478,10 @@ class Exchange:
             self._upstream.abort()
             self._upstream = None
         slot = self._slot
+        usage = self._answer.usage()
         if self._lease is not None:
-            self._lease.end(self._answer.usage())
-        self._count(outcome, slot)
-        shared.turns.add(self._make_turn(outcome, slot))
+            self._lease.end(usage)
+        self._account.close(outcome, slot, usage)
         self._release()
 
     def _note_computed(self) -> None:
@@ -470,50 +503,7 @@ class Exchange:
         slot.mark = markdown.note_abandoned(slot.mark)
         self._shared.waiting.wake_one(self.model)
 
-    # ------------------------------------------------------------------ what is written down
-    def _count(self, outcome: str, slot: ReplicaSlot | None) -> None:
-        counters = self._shared.counters
-        counters.outcomes[outcome] += 1
-        entry = self._ask.entry
-        if entry is not None and (entry.turns > 1 or self._why == STICKY):
-            counters.returning_turns += 1
-            counters.sticky_turns += self._why == STICKY and slot is not None and slot.owner == entry.owner
-
-    def _make_turn(self, outcome: str, slot: ReplicaSlot | None) -> Turn:
-        request = self._request
-        usage = self._answer.usage()
-        if self._ask.entry is not None and usage.prompt_tokens is not None:
-            context_tokens = usage.prompt_tokens + (usage.completion_tokens or 0)
-            self._shared.sessions.note_context(self.model, request.session_id, context_tokens)
-        return Turn(
-            request.request_id.decode(),
-            request.session_id,
-            self.model,
-            slot.name if slot else "",
-            slot.record.node_id if slot else "",
-            request.key.key_id if request.key else "",
-            request.path.decode(),
-            self._started_at_unix_seconds,
-            self._shared.clock() - self._started_seconds,
-            self._ttft_seconds,
-            outcome,
-            self._status,
-            self._why,
-            self._attempts,
-            usage.prompt_tokens,
-            usage.cached_tokens,
-            usage.completion_tokens,
-        )
-
-    def _report(self, event: str, reason: str) -> None:
-        self._shared.problems.report(
-            event,
-            self._shared.clock(),
-            request=self._request.request_id.decode(),
-            replica=self._slot.name if self._slot else "none",
-            reason=reason,
-        )
-
+    # ------------------------------------------------------------------ tasks and faults
     def _run(self, work: Coroutine[None, None, None]) -> None:
         self._task = asyncio.get_running_loop().create_task(work)
         self._task.add_done_callback(self._on_task_done)

@@ -37,6 +37,7 @@ class _Familiar:
     """All lines of it that go to an engine and have no value cut out."""
     token: bytes
     asked_class: bytes
+    is_continued: bool
     length_at: int
     session_at: int
     """0 where the head names no session: what is cut out never comes first."""
@@ -74,6 +75,7 @@ class FamiliarHeads:
         request = Request()
         request.method = b"POST"
         request.path = head.path
+        request.is_continued = head.is_continued
         request.lines.append(head.lines)
         for place, prefix in head.passing:
             request.lines.append(prefix + pieces[place] + _LINE_END)
@@ -125,6 +127,7 @@ class FamiliarHeads:
             lines=b"".join(line for line in request.lines if line not in cut_out),
             token=known[b"authorization"].partition(b" ")[2].strip(),
             asked_class=known.get(b"x-traffic-class", b""),
+            is_continued=request.is_continued,
             length_at=places[_LENGTH],
             session_at=places.get(session_header, 0),
             request_id_at=places.get(_REQUEST_ID, 0),

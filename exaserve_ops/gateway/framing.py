@@ -94,7 +94,7 @@ class CloseFrame:
 
     def feed(self, data: bytes) -> bytes:
         self.payload = data
-        return _chunk(data) if data else b""
+        return chunk(data) if data else b""
 
     def eof(self) -> None:
         self.complete = True
@@ -103,7 +103,7 @@ class CloseFrame:
         return _LAST_CHUNK
 
     def append(self, payload: bytes) -> bytes | None:
-        return _chunk(payload) + _LAST_CHUNK
+        return chunk(payload) + _LAST_CHUNK
 
 
 class ChunkedFrame:
@@ -162,7 +162,7 @@ class ChunkedFrame:
         return _LAST_CHUNK
 
     def append(self, payload: bytes) -> bytes | None:
-        return _chunk(payload) + _LAST_CHUNK if self._between else None
+        return chunk(payload) + _LAST_CHUNK if self._between else None
 
     def _step(self, data: bytes, position: int, payloads: list[bytes]) -> int:
         """Read one piece of the syntax. Returns where it ends; `position` if it is not all there."""
@@ -229,5 +229,6 @@ def _skip_line_end(data: bytes, position: int) -> int:
     return position + len(_LINE_END)
 
 
-def _chunk(payload: bytes) -> bytes:
+def chunk(payload: bytes) -> bytes:
+    """Encode one chunk; without payload it would be the last one."""
     return b"%x\r\n%b\r\n" % (len(payload), payload)

@@ -23,6 +23,7 @@ _NOT_TO_ENGINE = _HOP_BY_HOP | {
     b"host",
     b"via",
     b"x-api-key",
+    b"x-continue-stream",
     b"x-real-ip",
     b"x-request-id",
 }
@@ -36,6 +37,7 @@ _NOT_TO_CLIENT = _HOP_BY_HOP | {
 _DROPPED_PREFIXES = (b"proxy-", b"x-forwarded-", b"x-exaops-")
 FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
 TRAFFIC_CLASS = b"x-traffic-class"
+CONTINUE = b"x-continue-stream"
 _UNDERSTOOD = frozenset(
     {
         b"authorization",
@@ -46,6 +48,7 @@ _UNDERSTOOD = frozenset(
         b"transfer-encoding",
         b"x-request-id",
         TRAFFIC_CLASS,
+        CONTINUE,
         *FORWARDED,
     }
 )

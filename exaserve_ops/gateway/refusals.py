@@ -70,6 +70,7 @@ WRONG_METHOD = Refusal(405, "method_not_allowed", "This address does not take th
 NO_KEY = Refusal(401, "missing_api_key", "Send your API key in the header: Authorization: Bearer KEY")
 BAD_KEY = Refusal(401, "invalid_api_key", "This API key is not valid.")
 KEYS_UNKNOWN = Refusal(503, "keys_not_loaded", "API keys cannot be checked yet; try again shortly.", 2)
+BAD_CONTINUE = Refusal(400, "invalid_continue_header", "x-continue-stream must be true or false.")
 BAD_SESSION = Refusal(400, "invalid_session_id", "A session id must be 1 to 128 of A-Z a-z 0-9 . _ : -")
 BAD_JSON = Refusal(400, "invalid_json", "The body is not valid JSON.")
 NOTHING_SERVES = Refusal(503, "no_replica", "No replica serves this model at present.", 5)
@@ -80,9 +81,16 @@ WAITING_ROOM_FULL = Refusal(429, "overloaded", "Too many requests are waiting.",
 UPSTREAM_BROKEN = Refusal(502, "upstream_broken", "The replica's answer could not be read.")
 UPSTREAM_LATE = Refusal(504, "first_byte_timeout", "The replica did not answer in time.")
 
-INTERRUPTED = Refusal(502, "upstream_interrupted", "The replica failed in the middle of the answer.")
-INTERRUPTED_EVENT = b"data: " + INTERRUPTED.body() + b"\n\n"
-"""Last event of a stream that cannot be completed. No `[DONE]` follows."""
+_INTERRUPTED = "The replica failed in the middle of the answer."
+
+
+def interrupted_event(why_not_continued: str = "") -> bytes:
+    """Last event of a stream that cannot be completed. No `[DONE]` follows."""
+    text = f"{_INTERRUPTED} It was not continued: {why_not_continued}." if why_not_continued else _INTERRUPTED
+    return b"data: %b\n\n" % Refusal(502, "upstream_interrupted", text).body()
+
+
+INTERRUPTED_EVENT = interrupted_event()
 
 
 def unknown_model(name: str) -> Refusal:

@@ -14,6 +14,7 @@ class Request:
     __slots__ = (
         "body_parts",
         "is_batch",
+        "is_continued",
         "is_long",
         "keep_alive",
         "key",
@@ -50,6 +51,8 @@ class Request:
         """Whether it may wait: its key or its header says so."""
         self.is_long = False
         """Whether it says of itself that it takes long to compute."""
+        self.is_continued = False
+        """Whether a stream is to be continued elsewhere when its replica breaks off."""
         self.refusal: Refusal | None = None
         """Set as soon as it is known that the request goes no further."""
 

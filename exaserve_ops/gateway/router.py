@@ -23,6 +23,8 @@ from exaserve_ops.routing.domain.prefixes import (
 )
 
 RETRIED = "retry"
+CONTINUED = "continued"
+"""The reason of a stream's last replica, where another one had begun it."""
 PREFIX = "prefix"
 
 _AWAY_SECONDS = 1.0

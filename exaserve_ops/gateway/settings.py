@@ -77,6 +77,17 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Names of headers that may carry a session's id, by commas; the first that is there counts."""
     drain_seconds: float = 30.0
 
+    continue_streams: bool = False
+    """Whether streams are continued on another replica whose requests do not say (`x-continue-stream`)."""
+    continuations: int = 2
+    """How often one stream is continued; a request that kills its engine kills so many more."""
+    continuation_seconds: float = 30.0
+    """From a break to the next piece."""
+    continuation_tokens: int = 131_072
+    """Prompt and text that are kept of one stream; a longer one is not continued."""
+    continuation_tokens_in_all: int = 33_554_432
+    """Likewise of all streams of a process, four bytes each."""
+
     @property
     def session_header_names(self) -> tuple[bytes, ...]:
         """Names in lower case, in their order."""

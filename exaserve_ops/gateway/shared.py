@@ -16,6 +16,7 @@ from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.adapters.session_table import SessionTable
 from exaserve_ops.adapters.turn_log import TurnLog
 from exaserve_ops.gateway.admission import Admission
+from exaserve_ops.gateway.continuation import ContinuationDesk
 from exaserve_ops.gateway.counters import Counters, Family, Gauges, families_of, render
 from exaserve_ops.gateway.familiar import FamiliarHeads
 from exaserve_ops.gateway.fleet import Fleet
@@ -67,10 +68,16 @@ class Shared:
         self.keys = ApiKeyTable()
         session_headers = settings.session_header_names
         self.roles = Roles(session_headers)
-        self.admission = Admission(self.keys, body_bytes=settings.body_bytes, session_headers=session_headers)
+        self.admission = Admission(
+            self.keys,
+            body_bytes=settings.body_bytes,
+            session_headers=session_headers,
+            continues=settings.continue_streams,
+        )
         self.heads = FamiliarHeads(self.roles, self.admission, session_headers)
         self.waiting = WaitingRoom(settings.wait_requests)
         self.counters = Counters()
+        self.continuations = ContinuationDesk(settings, self.counters, clock)
         self.problems = Problems()
         self.turn_link = RespLink(settings.redis_url, answer_seconds=turn_log.ANSWER_SECONDS)
         self.turns = TurnLog(self.turn_link)
@@ -163,6 +170,7 @@ class Shared:
             connections=len(self.connections),
             table_age_seconds=age,
             is_table_stale=age is None or age > self.settings.poll_seconds * _POLLS_TO_STALE,
+            kept_tokens=self.continuations.budget.kept,
             turns_dropped=self.turns.dropped,
             session_table_failures=self.router.session_failures,
         )

@@ -49,20 +49,20 @@ class AnswerHead:
     is_stream: bool = False
     keep_alive: bool = False
 
-    def frame(self) -> Frame:
-        """A frame for the body, at its start."""
+    def frame(self, *, whole_events: bool = True) -> Frame:
+        """A frame for the body, at its start. `whole_events`: of a stream, pass no half of one."""
         if self.framing is Framing.LENGTH:
             return LengthFrame(self.length_bytes)
         if self.framing is Framing.CHUNKED:
-            return ChunkedFrame(whole_chunks=self.is_stream)
+            return ChunkedFrame(whole_chunks=self.is_stream and whole_events)
         return CloseFrame()
 
 
 class Listener(Protocol):
     """Who gets an answer. Exactly one of `on_complete` and `on_lost` ends it."""
 
-    def on_head(self, head: AnswerHead, frame: Frame) -> None:
-        """The answer began."""
+    def on_head(self, head: AnswerHead) -> Frame:
+        """The answer began; returns what its body is to be read by."""
 
     def on_body(self, passed: bytes, payload: bytes) -> None:
         """Bytes for the client, and the part of the body that is in them."""
@@ -200,9 +200,8 @@ class UpstreamConnection(asyncio.Protocol):
             if head.status < _FIRST_FINAL_STATUS:
                 continue  # 100 Continue and the like are for us
             self._keep_alive = head.keep_alive
-            frame = self._frame = head.frame()
             self._read = b""
-            listener.on_head(head, frame)
+            self._frame = listener.on_head(head)
             return data
         if len(data) > _LONGEST_HEAD_BYTES:
             raise FramingError("head is too large")

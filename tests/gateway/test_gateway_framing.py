@@ -80,7 +80,7 @@ def test_more_bytes_than_announced_are_an_error() -> None:
 def test_proper_end_of_a_stream_is_told_from_a_cut(text: bytes, *, finished: bool) -> None:
     answer = StreamAnswer()
     for byte in text:
-        answer.add(bytes([byte]))
+        assert answer.relay(b"", bytes([byte])) == b""
     assert answer.is_finished() is finished
 
 

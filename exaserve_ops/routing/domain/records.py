@@ -99,8 +99,10 @@ class TurnRecord:
     """`ok`, `client_error`, `engine_error`, `client_gone`, `interrupted` or `unavailable`."""
     status: int
     why: str
-    """Why this replica: `sticky`, `new`, `repinned`, `prefix`, `hash`, `retry`."""
+    """Why this replica: `sticky`, `new`, `repinned`, `prefix`, `hash`, `retry`, `continued`."""
     attempts: int = 1
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    continued_from: tuple[str, ...] = ()
+    """Replicas that broke off in the middle of the answer, in order; this one gave the rest."""

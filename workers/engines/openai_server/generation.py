@@ -119,8 +119,7 @@ class GenerationResponse:
         while delta.finish is None:
             await self._send_delta(delta, send)
             delta = await self._stream.next_delta()
-        await self._send_delta(delta, send)
-        await _send_part(self._ending(delta.finish), send)
+        await _send_part(self._ending(delta, delta.finish), send)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_delta(self, delta: Delta, send: Send) -> None:
@@ -128,11 +127,15 @@ class GenerationResponse:
         if delta.text or (delta.token_ids and self._shape.shows_tokens):
             await _send_part(server_event(self._shape.part(delta.text, delta.token_ids)), send)
 
-    def _ending(self, finish: FinishReason) -> bytes:
+    def _ending(self, delta: Delta, finish: FinishReason) -> bytes:
         if finish == "error":
             # No [DONE]: a cut text must not look like a whole one.
             return server_event(error_body(ApiError(500, _ENGINE_FAILED, code="engine_failed")))
-        ending = server_event(self._shape.closing(finish))
+        if self._shape.shows_tokens:
+            ending = server_event(self._shape.last_part(delta.text, delta.token_ids, finish))
+        else:
+            ending = server_event(self._shape.part(delta.text, ())) if delta.text else b""
+            ending += server_event(self._shape.closing(finish))
         if self._include_usage:
             ending += server_event(self._shape.usage_chunk(usage_of(self._stream)))
         return ending + DONE_EVENT

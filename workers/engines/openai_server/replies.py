@@ -91,6 +91,10 @@ class ReplyShape:
         empty: Json = {"delta": {}} if self.route == "chat" else {"text": ""}
         return self._chunk(empty, finish)
 
+    def last_part(self, text: str, token_ids: Sequence[int], finish: FinishReason) -> Json:
+        """Chunk with the last tokens and why they are the last: who has them knows that nothing follows."""
+        return self._chunk({**self._text_of(text), **self._ids(token_ids)}, finish)
+
     def usage_chunk(self, usage: Json) -> Json:
         """Chunk without choices that carries the token counts."""
         return {**self._head(self._chunk_name), "choices": [], "usage": usage}
