@@ -31,6 +31,6 @@ class TurnRecorder:
                     ended_at_seconds=turn.started_at_seconds + turn.duration_seconds,
                     ttft_seconds=turn.ttft_seconds,
                     tokens=turn.completion_tokens or 0,
-                    repinned=turn.why == "repinned",
+                    repinned=turn.why == "repinned" or bool(turn.session_id and turn.continued_from),
                 )
             )

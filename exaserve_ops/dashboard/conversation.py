@@ -32,6 +32,8 @@ class TurnRow:
     """Of 64; the tallest bar is the longest TTFT that is shown."""
     known: bool
     """Whether there is a TTFT: a bar of the least height else, hatched."""
+    broke_off: str
+    """Names of replicas that broke off in the middle of it; empty where none did."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +97,5 @@ def _turn_row(
         y=STRIP_HEIGHT - height,
         height=height,
         known=turn.ttft_seconds is not None,
+        broke_off=", ".join(names.get(replica_id, "one that is gone") for replica_id in turn.continued_from),
     )

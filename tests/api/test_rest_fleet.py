@@ -155,7 +155,7 @@ def test_stopped_replicas_are_listed_when_asked_for(
     assert viewer.get(f"/api/v1/replicas?node={node.pk}&deployment={deployment.pk}").json()["count"] == 1
 
 
-MARK = TurnMark(1.8e9, 2.0, 0.25, "r1", "new", "ok", 100, None, 20)
+MARK = TurnMark(1.8e9, 2.0, 0.25, "r1", "continued", "ok", 100, None, 20, 2, ("r0",))
 
 
 def test_sessions_are_found_by_replica_node_and_time(
@@ -182,6 +182,7 @@ def test_sessions_are_found_by_replica_node_and_time(
     assert one["latest_turns"][0] == {
         "at": "2027-01-15T08:00:00Z",
         **{name: value for name, value in MARK._asdict().items() if name != "at_seconds"},
+        "continued_from": ["r0"],
     }
     assert one["stays"][0]["node_name"] == "n1"
     assert one["stays"][0]["last_at"] == "2027-01-15T08:00:02Z"

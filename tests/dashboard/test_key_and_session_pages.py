@@ -78,6 +78,8 @@ def test_session_page_shows_its_course_and_names_replicas_that_are_gone(
         )
     ]
     marks.append(TurnMark(1.8e9 + 9, 1.0, None, "", "", "unavailable", None, None, None, attempts=3))
+    two = {"attempts": 2, "continued_from": (gone,)}
+    marks.append(TurnMark(1.8e9 + 12, 3.0, 0.1, here, "continued", "ok", 100, 64, 20, **two))  # type: ignore[arg-type] # both as they are named
     turns: list[list[Any]] = []
     stays: list[list[Any]] = []
     for mark in marks:
@@ -85,11 +87,13 @@ def test_session_page_shows_its_course_and_names_replicas_that_are_gone(
         stays = add_to_stays(stays, mark, "n1") if mark.replica_id else stays
     InferenceSession.objects.filter(pk=session.pk).update(latest_turns=turns, stays=stays)
     page = operator.get(reverse("session", args=[session.pk])).content.decode()
-    assert page.count("<rect") == 4
+    assert page.count("<rect") == 5
     assert page.count("failed") >= 2, "a bar of a turn that failed is marked"
     assert "gone" in page
     assert "3 attempts" in page
-    assert page.count("<tr>") == 2 + 4 + 2, "two heads, four turns, two stays"
+    assert "one that is gone broke off" in page
+    assert "2 attempts" not in page, "a break says more than a number"
+    assert page.count("<tr>") == 2 + 5 + 2, "two heads, five turns, two stays"
 
 
 def test_session_page_without_kept_turns_says_so(operator: Client, world: World) -> None:

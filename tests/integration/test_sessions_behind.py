@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.sessions.domain.timeline import LATEST_STAYS, LATEST_TURNS, read_stays, read_turns
 from exaserve_ops.sessions.models import InferenceSession
-from exaserve_ops.sessions.selectors import replicas_of_timeline
+from exaserve_ops.sessions.selectors import count_moved_sessions, replicas_of_timeline
 from exaserve_ops.sessions.services import PositionedTurn, record_turns
 from tests.fakes.fleet import NOW, make_deployment
 from workers.engines.demo_model import make_demo_model
@@ -67,6 +68,18 @@ def test_turns_add_up_in_their_session(replicas: list[Replica]) -> None:
     assert (row.turns, row.failed_turns, row.replica_changes) == (3, 1, 1)
     assert (row.prompt_tokens, row.cached_tokens, row.completion_tokens) == (30, 15, 30)
     assert (str(row.replica_id), row.node_name, row.context_tokens) == (second, "n", 20)
+
+
+def test_continued_turn_is_on_record_with_the_replica_that_broke_off(replicas: list[Replica]) -> None:
+    first, second = (str(r.pk) for r in replicas)
+    continued = replace(turn("s1", second), why="continued", continued_from=(first,))
+    record_turns(positioned(turn("s1", first), continued))
+    row = InferenceSession.objects.get()
+    assert (row.replica_changes, row.last_why, str(row.replica_id)) == (1, "continued", second)
+    assert [mark.continued_from for mark in read_turns(row.latest_turns)] == [(), (first,)]
+    assert [stay.why for stay in read_stays(row.stays)] == ["sticky", "continued"]
+    assert count_moved_sessions([replicas[1].pk], since=NOW) == 1
+    assert set(replicas_of_timeline(row)) == {first, second}
 
 
 def test_a_batch_delivered_twice_counts_once(replicas: list[Replica]) -> None:

@@ -62,6 +62,10 @@ class TurnMarkSerializer(StrictSerializer):
     cached_tokens = serializers.IntegerField(allow_null=True)
     completion_tokens = serializers.IntegerField(allow_null=True)
     attempts = serializers.IntegerField()
+    continued_from = serializers.ListField(
+        child=serializers.CharField(),
+        help_text="Replicas that broke off in the middle of the answer, in order; this one gave the rest.",
+    )
 
 
 class StaySerializer(StrictSerializer):

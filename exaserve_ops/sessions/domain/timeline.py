@@ -26,6 +26,8 @@ class TurnMark(NamedTuple):
     cached_tokens: int | None
     completion_tokens: int | None
     attempts: int = 1
+    continued_from: tuple[str, ...] = ()
+    """Replicas that broke off in the middle of the answer, in order; the turn's own one gave the rest."""
 
 
 class Stay(NamedTuple):
@@ -60,7 +62,8 @@ def add_to_stays(stays: Sequence[Sequence[Any]], turn: TurnMark, node_name: str)
 
 def read_turns(kept: Sequence[Sequence[Any]]) -> list[TurnMark]:
     """Read what `add_turn` made, oldest first."""
-    return [TurnMark(*turn) for turn in kept]
+    marks = (TurnMark(*turn) for turn in kept)
+    return [mark._replace(continued_from=tuple(mark.continued_from)) for mark in marks]
 
 
 def read_stays(kept: Sequence[Sequence[Any]]) -> list[Stay]:
@@ -77,6 +80,7 @@ def prefill_rate(turns: Sequence[TurnMark]) -> float | None:
         uncached / turn.ttft_seconds
         for turn in turns
         if turn.ttft_seconds and turn.prompt_tokens is not None and turn.cached_tokens is not None
+        if not turn.continued_from  # whose first token is one replica's and whose cached tokens another's
         if (uncached := turn.prompt_tokens - turn.cached_tokens) >= TELLING_TOKENS
     ]
     return statistics.median(rates) if len(rates) >= TELLING_TURNS else None

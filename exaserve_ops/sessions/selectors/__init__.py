@@ -16,7 +16,7 @@ from exaserve_ops.sessions.selectors.moves import departures as departures
 
 ACTIVE_FOR = timedelta(seconds=ACTIVE_SECONDS)
 """A session counts as live for so long after its last turn."""
-_MOVED = ("repinned", "retry")
+_MOVED = ("repinned", "retry", "continued")
 """What gateways give as the reason of such a turn."""
 
 
@@ -42,7 +42,8 @@ def active_sessions_by_replica(deployment_id: UUID, *, now: datetime) -> dict[st
 
 def replicas_of_timeline(session: InferenceSession) -> dict[str, Replica]:
     """Replicas that a conversation's timeline names and that are still on record, by id."""
-    ids = {turn.replica_id for turn in read_turns(session.latest_turns)}
+    turns = read_turns(session.latest_turns)
+    ids = {replica_id for turn in turns for replica_id in (turn.replica_id, *turn.continued_from)}
     ids |= {stay.replica_id for stay in read_stays(session.stays)}
     return {str(replica.pk): replica for replica in Replica.objects.filter(pk__in=ids - {""})}
 

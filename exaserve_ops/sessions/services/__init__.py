@@ -132,6 +132,7 @@ def _mark(turn: TurnRecord) -> TurnMark:
         cached_tokens=turn.cached_tokens,
         completion_tokens=turn.completion_tokens,
         attempts=turn.attempts,
+        continued_from=turn.continued_from,
     )
 
 
