@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -57,6 +57,19 @@ def owner(tmp_path: Path) -> Iterator[Owner]:
     made.arena.close()
 
 
+def copy(
+    reader: PoolReader, told: Ticket, digests: Sequence[bytes], lent: Sequence[LentBlock], *, first: int = 0
+) -> list[bytes]:
+    """Contents of blocks, up to the first that is not as it was lent."""
+    copied = []
+    for index, (digest, one) in enumerate(zip(digests, lent, strict=True), first):
+        into = bytearray(BLOCK_BYTES)
+        if not reader.copy(told, index, digest, one, memoryview(into)):
+            break
+        copied.append(bytes(into))
+    return copied
+
+
 @pytest.fixture
 def reader(owner: Owner) -> Iterator[PoolReader]:
     made = PoolReader(owner.path, BLOCK_BYTES)
@@ -66,12 +79,9 @@ def reader(owner: Owner) -> Iterator[PoolReader]:
 
 def test_lent_blocks_are_copied_as_they_are(owner: Owner, reader: PoolReader) -> None:
     told = ticket(8)
-    blocks = reader.copy(told, 0, owner.digests, owner.lend(told))
-    assert [(b.digest, bytes(b.content)) for b in blocks] == [
-        (digest, owner.content(place)) for digest, place in zip(owner.digests, owner.places, strict=True)
-    ]
-    middle = reader.copy(told, 3, owner.digests[3:5], owner.lend(told)[3:5])
-    assert [bytes(b.content) for b in middle] == [owner.content(place) for place in owner.places[3:5]]
+    contents = [owner.content(place) for place in owner.places]
+    assert copy(reader, told, owner.digests, owner.lend(told)) == contents
+    assert copy(reader, told, owner.digests[3:5], owner.lend(told)[3:5], first=3) == contents[3:5]
 
 
 @pytest.mark.parametrize("at", [0, 3, 7])
@@ -83,18 +93,18 @@ def test_block_that_was_written_over_or_left_ends_the_copy_before_it(
     changed = bytearray(owner.content(owner.places[at]))
     changed[at * 100] ^= 1
     owner.write(owner.places[at], bytes(changed))
-    assert len(reader.copy(told, 0, owner.digests, lent)) == at
+    assert len(copy(reader, told, owner.digests, lent)) == at
 
 
 def test_extent_that_was_given_back_reads_as_nothing(owner: Owner, reader: PoolReader) -> None:
     told = ticket(8)
     lent = owner.lend(told)
     owner.arena.close_extents([2])
-    assert len(reader.copy(told, 0, owner.digests, lent)) == EXTENT_BLOCKS
+    assert len(copy(reader, told, owner.digests, lent)) == EXTENT_BLOCKS
     scrubber = FileScrubber(owner.path, owner.extent_bytes)  # the owner died, and was reclaimed
     scrubber.scrub([1])
     scrubber.close()
-    assert reader.copy(told, 0, owner.digests, lent) == []
+    assert copy(reader, told, owner.digests, lent) == []
     assert owner.path.stat().st_blocks == 0, "looking at a hole takes no memory"
 
 
@@ -102,12 +112,12 @@ def test_place_beyond_the_pool_and_order_of_others_are_refused(owner: Owner, rea
     told = ticket(8)
     first, second = owner.lend(told)[:2]
     for place in (-1, EXTENTS * EXTENT_BLOCKS, 1 << 62):
-        assert reader.copy(told, 0, owner.digests[:1], [LentBlock(place, first.tag)]) == []
-    assert reader.copy(told, 0, owner.digests[:2], [second, first]) == []
-    assert reader.copy(told, 1, owner.digests[:1], [first]) == [], "another place of the transfer"
-    assert reader.copy(told, 0, [os.urandom(16)], [first]) == [], "another block of a conversation"
+        assert copy(reader, told, owner.digests[:1], [LentBlock(place, first.tag)]) == []
+    assert copy(reader, told, owner.digests[:2], [second, first]) == []
+    assert copy(reader, told, owner.digests[:1], [first], first=1) == [], "another place of the transfer"
+    assert copy(reader, told, [os.urandom(16)], [first]) == [], "another block of a conversation"
     for other in (ticket(8, key=b"x" * 32), ticket(8, transfer_id=b"x" * 16)):
-        assert reader.copy(other, 0, owner.digests[:1], [first]) == []
+        assert copy(reader, other, owner.digests[:1], [first]) == []
 
 
 def test_arena_is_named_alike_by_all_that_share_it_and_by_nobody_else(tmp_path: Path, owner: Owner) -> None:

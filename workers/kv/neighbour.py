@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.kv.transfer import Block, Ticket
+from workers.kv.transfer import Ticket
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 ARENA_ID_BYTES = 16
@@ -41,28 +40,16 @@ class PoolReader:
         self.arena_id = hashlib.blake2b(repr(named).encode(), digest_size=ARENA_ID_BYTES).digest()
         """Equal at two replicas only if both draw on one file of one running machine."""
 
-    def copy(
-        self, ticket: Ticket, first: int, digests: Sequence[bytes], lent: Sequence[LentBlock]
-    ) -> list[Block]:
-        """Copy blocks, up to the first whose content is not what its owner said of it.
+    def copy(self, ticket: Ticket, index: int, digest: bytes, lent: LentBlock, into: memoryview) -> bool:
+        """Copy a block, `index` in its transfer, to `into`; whether it is what its owner said of it.
 
-        `first` is the place of the first of them in the transfer. Raises `OSError`.
+        If not, `into` holds rubbish. Raises `OSError`.
         """
-        copied: list[Block] = []
-        for index, (digest, one) in enumerate(zip(digests, lent, strict=True), first):
-            content = self._read(one.place)
-            if content is None or ticket.tag(index, digest, content) != one.tag:
-                break
-            copied.append(Block(digest, content))
-        return copied
+        if not 0 <= lent.place < self._places:
+            return False
+        count = os.preadv(self._file, [into], lent.place * self._block_bytes)
+        return count == self._block_bytes and ticket.tag(index, digest, into) == lent.tag
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._file)
-
-    def _read(self, place: int) -> bytearray | None:
-        if not 0 <= place < self._places:
-            return None
-        content = bytearray(self._block_bytes)
-        count = os.preadv(self._file, [content], place * self._block_bytes)
-        return content if count == self._block_bytes else None

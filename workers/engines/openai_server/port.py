@@ -81,6 +81,16 @@ class HeldSession:
     open_requests: int
 
 
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """What came of copying blocks that a neighbour lends."""
+
+    blocks: int
+    """How many of them are here now, from the first on."""
+    is_full: bool
+    """Whether there was no room for the next one; else it was not as it was lent."""
+
+
 @runtime_checkable
 class SessionMover(Protocol):
     """An engine whose sessions can move to another replica with their KV. Only when ready."""
@@ -108,13 +118,10 @@ class SessionMover(Protocol):
         """
         ...
 
-    def copy_lent(
+    def borrow_blocks(
         self, ticket: Ticket, first: int, digests: Sequence[bytes], lent: Sequence[LentBlock]
-    ) -> list[Block]:
-        """Copy what a neighbour lends, up to the first block that is not as it was lent.
-
-        For a thread of its own. Raises `OSError`.
-        """
+    ) -> Future[Borrowed]:
+        """Copy what a neighbour lends, up to the first block that is not as it was lent."""
         ...
 
     def known_blocks(self, chain: Sequence[bytes]) -> Future[int]:

@@ -240,14 +240,10 @@ class SessionMoveApi:
         digests = expected.rest[lending.first : lending.first + len(lent)]
         if lending.first != expected.borrowed or len(digests) != len(lent):
             raise bad_request("These are not the blocks that come next.", param="first")
-        try:
-            blocks = await asyncio.to_thread(
-                self._engine.copy_lent, expected.ticket, lending.first, digests, lent
-            )
-        except OSError as error:
-            raise unavailable(f"The node's memory cannot be read: {error}", code="memory_failed") from error
-        await self._take(blocks)
-        borrowed = expected.borrowed + len(blocks)
+        came = await _in_time(self._engine.borrow_blocks(expected.ticket, lending.first, digests, lent))
+        if came.is_full:
+            raise unavailable("There is no room for more blocks.", code="no_room")
+        borrowed = expected.borrowed + came.blocks
         if borrowed == len(expected.rest):
             return _told({"blocks": borrowed, "tokens": await self._adopt(expected)})
         until = time.monotonic() + _OFFER_SECONDS

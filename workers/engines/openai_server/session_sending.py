@@ -21,6 +21,7 @@ import msgspec
 from blake3 import blake3
 
 from workers.engines.openai_server.port import SessionMover
+from workers.kv.neighbour import LentBlock
 from workers.kv.transfer import Block, Ticket, frame
 
 Carrier = Literal["shared_memory", "tcp"]
@@ -32,8 +33,8 @@ TAG_BYTES = 32
 BATCH_BLOCKS = 16
 """Read out or taken in between two steps: a few milliseconds of copying at most."""
 MOST_LENT_BLOCKS = 256
-_LENT_BYTES = 16 << 20
-"""Of blocks that are lent at once: their tags take the engine a few milliseconds between two steps."""
+_LENT_BYTES = 4 << 20
+"""Of blocks that are lent at once: a few milliseconds between two steps, at either end."""
 _LENDINGS = 3
 """So often blocks that had moved by the time the target looked are lent again."""
 LENT_SUFFIX = "/lent"
@@ -181,24 +182,39 @@ class Sender:
 
     def _lend(self, ticket: Ticket, rest: Sequence[bytes]) -> dict[str, Any]:
         """Lend blocks until the target has copied all; returns its last answer."""
-        at_once = max(1, min(MOST_LENT_BLOCKS, _LENT_BYTES // ticket.block_bytes))
         at, tries = 0, 0
+        ahead = self._lend_at(ticket, 0, rest)
         with closing(self._connect()) as connection:
             while True:
-                batch = rest[at : at + at_once]
-                lent = self._engine.lend_blocks(ticket, at, batch).result(ANSWER_SECONDS)
+                batch, lent = self._batch(ticket, at, rest), ahead.result(ANSWER_SECONDS)
                 if len(lent) < len(batch):
                     raise _evicted()
-                lending = Lending(at, [one.place for one in lent], [one.tag.hex() for one in lent])
-                body = msgspec.json.encode(lending)
-                body += body_tag(self._key, self._transfer_id, body)
-                answer = self._ask(connection, "POST", LENT_SUFFIX, body, len(body))
+                # What comes next is looked up while the target copies this.
+                ahead = self._lend_at(ticket, at + len(batch), rest)
+                answer = self._ask_lent(connection, at, lent)
                 if "tokens" in answer:
                     return answer
-                tries = tries + 1 if answer["blocks"] == at else 0
-                if tries >= _LENDINGS or not at <= int(answer["blocks"]) <= at + len(batch):
+                here = int(answer["blocks"])
+                tries = tries + 1 if here == at else 0
+                if tries >= _LENDINGS or not at <= here <= at + len(batch):
                     raise _evicted()
-                at = int(answer["blocks"])
+                if here != at + len(batch):
+                    ahead = self._lend_at(ticket, here, rest)
+                at = here
+
+    def _batch(self, ticket: Ticket, at: int, rest: Sequence[bytes]) -> Sequence[bytes]:
+        return rest[at:][: max(1, min(MOST_LENT_BLOCKS, _LENT_BYTES // ticket.block_bytes))]
+
+    def _lend_at(self, ticket: Ticket, at: int, rest: Sequence[bytes]) -> Future[list[LentBlock]]:
+        return self._engine.lend_blocks(ticket, at, self._batch(ticket, at, rest))
+
+    def _ask_lent(
+        self, connection: http.client.HTTPConnection, at: int, lent: Sequence[LentBlock]
+    ) -> dict[str, Any]:
+        lending = Lending(at, [one.place for one in lent], [one.tag.hex() for one in lent])
+        body = msgspec.json.encode(lending)
+        body += body_tag(self._key, self._transfer_id, body)
+        return self._ask(connection, "POST", LENT_SUFFIX, body, len(body))
 
     # -- over the line -------------------------------------------------------------------------------
     def _frames(self, ticket: Ticket, rest: Sequence[bytes]) -> Iterator[bytes]:

@@ -10,13 +10,19 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
-from workers.engines.openai_server.port import ChatMessage, GenerationTask, HeldSession, Readiness
+from workers.engines.openai_server.port import (
+    Borrowed,
+    ChatMessage,
+    GenerationTask,
+    HeldSession,
+    Readiness,
+)
 from workers.engines.openai_server.stream import GenerationStream
 from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.prepared import tokenizer_of
 from workers.engines.torch_engine.settings import EngineSettings
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
-from workers.kv.neighbour import LentBlock, PoolReader
+from workers.kv.neighbour import LentBlock
 from workers.kv.tiers.sessions import SessionRow
 from workers.kv.transfer import Block, Ticket
 
@@ -52,7 +58,6 @@ class TorchEngine:
         self.kv_described = ""
         self.kv_arena = b""
         """16 bytes that name the memory that replicas of this node draw on; empty: it is this one's alone."""
-        self._neighbours: PoolReader | None = None
         self._max_model_tokens = 0
         self._thread = threading.Thread(target=self._load_and_run, name="engine-loop", daemon=True)
         self.metrics = EngineMetrics(self.load)
@@ -129,11 +134,11 @@ class TorchEngine:
         """Say where blocks lie in the node's memory, up to the first that is not there."""
         return self._move(lambda moves: moves.lend(ticket, first, digests))
 
-    def copy_lent(
+    def borrow_blocks(
         self, ticket: Ticket, first: int, digests: Sequence[bytes], lent: Sequence[LentBlock]
-    ) -> list[Block]:
-        """Copy what a neighbour lends, up to the first block that is not as it was lent. For any thread."""
-        return [] if self._neighbours is None else self._neighbours.copy(ticket, first, digests, lent)
+    ) -> Future[Borrowed]:
+        """Copy what a neighbour lends, up to the first block that is not as it was lent."""
+        return self._move(lambda moves: moves.borrow(ticket, first, digests, lent))
 
     def known_blocks(self, chain: Sequence[bytes]) -> Future[int]:
         """How many leading blocks of a chain are here already."""
@@ -190,8 +195,7 @@ class TorchEngine:
         self._close_tiers = loaded.close_tiers
         self._moves = loaded.moves
         self.kv_shape, self.kv_block_bytes = loaded.kv_shape, loaded.kv_block_bytes
-        self.kv_described, self._neighbours = loaded.kv_described, loaded.neighbours
-        self.kv_arena = b"" if loaded.neighbours is None else loaded.neighbours.arena_id
+        self.kv_described, self.kv_arena = loaded.kv_described, loaded.kv_arena
         return loaded.loop
 
     def _note_progress(self, done_ratio: float) -> None:

@@ -29,7 +29,6 @@ from workers.engines.torch_engine.tier_memory import open_tiers
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.engines.torch_engine.weights import ModelWeights, load_weights
 from workers.kv.layout import KvLayout
-from workers.kv.neighbour import PoolReader
 from workers.kv.tiers.heat import Heat
 from workers.kv.tiers.sessions import SessionTable
 
@@ -57,8 +56,8 @@ class LoadedEngine:
     kv_block_bytes: int
     kv_described: str
     """The same as `kv_shape`, for people."""
-    neighbours: PoolReader | None
-    """Reads what other replicas of the node lend; `None`: there is no memory that both draw on."""
+    kv_arena: bytes
+    """Names the memory that replicas of this node draw on; empty: it is this one's alone."""
     close_tiers: Callable[[], None]
     """Gives back what lower tiers of KV blocks take on disk, once the loop has ended."""
 
@@ -119,11 +118,18 @@ def load_engine(
     return LoadedEngine(
         loop,
         memory.max_model_tokens,
-        SessionMoves(memory.allocator, scheduler, memory.pool, sessions, store),
+        SessionMoves(
+            memory.allocator,
+            scheduler,
+            memory.pool,
+            sessions,
+            store=store,
+            neighbours=memory.neighbours,
+        ),
         kv_shape=kv_shape(settings, layout_of(config, kv_dtype)),
         kv_block_bytes=block_bytes(config, kv_dtype),
         kv_described=_describe(settings, layout_of(config, kv_dtype)),
-        neighbours=memory.neighbours,
+        kv_arena=b"" if memory.neighbours is None else memory.neighbours.arena_id,
         close_tiers=_nothing if tiers is None else tiers.close,
     )
 

@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 
 from workers.engines.kv_blocks import BlockAllocator
-from workers.engines.openai_server.port import HeldSession
+from workers.engines.openai_server.port import Borrowed, HeldSession
 from workers.engines.torch_engine.kv_pool import KvPool
 from workers.engines.torch_engine.scheduler import Scheduler
-from workers.kv.neighbour import LentBlock
+from workers.kv.neighbour import LentBlock, PoolReader
 from workers.kv.tiers.sessions import SessionTable
 from workers.kv.tiers.store import TieredStore
 from workers.kv.transfer import Block, Ticket
@@ -29,14 +29,20 @@ class SessionMoves:
         scheduler: Scheduler,
         pool: KvPool,
         sessions: SessionTable,
-        store: TieredStore | None,
+        *,
+        store: TieredStore | None = None,
+        neighbours: PoolReader | None = None,
     ) -> None:
-        """Move what `allocator` knows of, in the blocks of `pool`."""
+        """Move what `allocator` knows of, in the blocks of `pool`.
+
+        `store` has what lies in lower tiers, `neighbours` reads what other replicas of the node lend.
+        """
         self._allocator = allocator
         self._scheduler = scheduler
         self._pool = pool
         self._sessions = sessions
         self._store = store
+        self._neighbours = neighbours
 
     def held(self, session_id: str) -> HeldSession:
         """What this replica has of a session; what lies on disk is asked up for the next look."""
@@ -66,6 +72,26 @@ class SessionMoves:
             LentBlock(place, ticket.tag(index, digest, self._pool.export_block(place)))
             for index, (digest, place) in enumerate(zip(digests, places, strict=False), first)
         ]
+
+    def borrow(
+        self, ticket: Ticket, first: int, digests: Sequence[bytes], lent: Sequence[LentBlock]
+    ) -> Borrowed:
+        """Copy what a neighbour lends to blocks of our own, up to the first that is not as it was lent."""
+        wanted = [n for n, digest in enumerate(digests) if not self._allocator.match((digest,))]
+        places = self._scheduler.take_cold_blocks(len(wanted))
+        good = 0
+        for place, n in zip(places, wanted, strict=False):
+            if not self._copy(place, ticket, first + n, digests[n], lent[n]):
+                break
+            self._allocator.register(place, digests[n])
+            good += 1
+        self._allocator.release(places)
+        here = wanted[good] if good < len(wanted) else len(digests)
+        return Borrowed(here, is_full=good == len(places) < len(wanted))
+
+    def _copy(self, place: int, ticket: Ticket, index: int, digest: bytes, lent: LentBlock) -> bool:
+        into = self._pool.export_block(place)
+        return self._neighbours is not None and self._neighbours.copy(ticket, index, digest, lent, into)
 
     def known(self, chain: Sequence[bytes]) -> int:
         """How many leading blocks of a chain are here already."""
