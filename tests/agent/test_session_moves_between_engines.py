@@ -6,6 +6,7 @@ import os
 import signal
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,11 @@ STORY = "Once upon a time there was a lighthouse keeper who counted ships. " * 8
 class Pair:
     """A node with two replicas of one model."""
 
-    def __init__(self, node: Node, folder: Path) -> None:
+    def __init__(self, node: Node, folder: Path, **more: str) -> None:
         self.node = node
         make_demo_model(folder / "model")
         model = ModelRef(name="demo", digest="sha256:demo", source=f"file://{folder / 'model'}")
-        options = {"num_blocks": 128, "threads": 1, "dtype": "float32"}
+        options = {"num_blocks": 128, "threads": 1, "dtype": "float32", **more}
         node.wish(
             *(
                 make_spec(name, model=model, engine="torch", engine_options=options, start_seconds=120.0)
@@ -61,6 +62,18 @@ class Pair:
         assert answer.status_code == 200, answer.text
         told = answer.json()
         return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    def is_sending(self, session: str) -> bool:
+        """Whether the source refuses another move, since one is under way."""
+        order = self.order(session_id=session)
+        body = {name: getattr(order, name) for name in ("session_id", "transfer_id", "target")}
+        answer = httpx.post(
+            f"http://{self.addresses['here']}/kv/moves",
+            json=body | {"key": order.transfer_key, "target": "http://127.0.0.1:1"},
+            headers={"Authorization": f"Bearer {self.key('here')}"},
+            timeout=PATIENCE_SECONDS,
+        )
+        return bool(answer.json()["error"]["code"] == "already_moving")
 
     def order(self, **changes: Any) -> v1.MoveSession:
         transfer_id = uuid.uuid4().bytes
@@ -98,17 +111,30 @@ class Pair:
         return result.reason
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[Pair]:
-    with running_valkey(tmp_path) as valkey:
-        node = Node(make_home(tmp_path / "home", valkey.url), valkey)
+@contextmanager
+def running_pair(folder: Path, **more: str) -> Iterator[Pair]:
+    with running_valkey(folder) as valkey:
+        node = Node(make_home(folder / "home", valkey.url), valkey)
         node.script = SCRIPT
         node.start()
         try:
-            yield Pair(node, tmp_path)
+            yield Pair(node, folder, **more)
         finally:
             node.close()
             assert not processes.labelled(node.node_id)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    with running_pair(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> Iterator[Pair]:
+    """Two replicas that have no memory in common: what one sends takes as long as it is told to."""
+    with running_pair(tmp_path, kv_pool="private") as made:
+        yield made
 
 
 def test_third_turn_at_the_target_is_cached_and_says_what_it_would_have_said(pair: Pair) -> None:
@@ -156,18 +182,18 @@ def test_what_cannot_be_sent_is_said_and_the_session_stays_whole(pair: Pair) -> 
 
 
 @pytest.mark.parametrize("victim", ["here", "there"])
-def test_engine_that_dies_while_sending_is_answered_for(pair: Pair, victim: str) -> None:
-    pair.turn("here", STORY)
-    order = pair.order(bytes_per_second=20_000.0)  # many seconds for all of it
-    seen = pair.node.replica(victim)
+def test_engine_that_dies_while_sending_is_answered_for(apart: Pair, victim: str) -> None:
+    apart.turn("here", STORY)
+    order = apart.order(bytes_per_second=20_000.0)  # many seconds for all of it
+    seen = apart.node.replica(victim)
     assert seen is not None
     assert seen.pid is not None
-    pair.node.send(order)
+    apart.node.send(order)
     os.kill(seen.pid, signal.SIGKILL)
 
     def found() -> str:
-        refused = [r.outcome for r in pair.node.all(v1.CommandResult) if r.command_id == order.command_id]
-        sent = pair._answer(order)
+        refused = [r.outcome for r in apart.node.all(v1.CommandResult) if r.command_id == order.command_id]
+        sent = apart._answer(order)
         return sent.code if sent is not None else refused[0] if refused else ""
 
     end = wait_for(found, "the move is answered", seconds=PATIENCE_SECONDS)
@@ -176,5 +202,29 @@ def test_engine_that_dies_while_sending_is_answered_for(pair: Pair, victim: str)
         assert end in {"engine_unreachable", "refused"}
     else:
         assert end != "refused"
-        _, cached = pair.turn("here", STORY)
+        _, cached = apart.turn("here", STORY)
         assert cached > 100
+
+
+def test_agent_that_dies_while_sending_answers_nobody_and_the_session_is_whole(apart: Pair) -> None:
+    said, _ = apart.turn("here", STORY)
+    order = apart.order(bytes_per_second=200_000.0)
+    apart.node.send(order)
+    wait_for(lambda: apart.is_sending("talk"), "the source sends", seconds=PATIENCE_SECONDS)
+    apart.node.signal(signal.SIGKILL)
+    apart.node.forget_reports()
+    apart.node.start()
+    for name in ("here", "there"):
+        apart.node.wait_state(name, ObservedState.READY, attempt=1, seconds=PATIENCE_SECONDS)
+    text = STORY + said
+    _, cached = apart.turn("here", text)
+    assert cached > 100
+    # Its successor finds the engines, and moves what is asked of it once the first sending is over.
+    wait_for(lambda: apart.moved(apart.order()).code == "", "another move", seconds=PATIENCE_SECONDS)
+    assert all(
+        answer.code for answer in apart.node.all(v1.SessionSent) if answer.command_id == order.command_id
+    )
+    stayed, _ = apart.turn("here", text + " And", session="twin")
+    moved, cached = apart.turn("there", text + " And")
+    assert moved == stayed
+    assert cached > 100

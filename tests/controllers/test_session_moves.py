@@ -363,3 +363,83 @@ def test_session_table_that_is_away_leaves_a_move_for_later(world: World) -> Non
     assert world.row().status == "switching"
     world.moves.step()
     assert world.row().status == "done"
+
+
+def test_target_has_what_a_source_sent_that_died_before_the_swap(world: World) -> None:
+    world.answer(world.begin())
+    world.leader.lose(str(world.source.node_id))
+    world.lead_anew().step()
+    assert world.row().status == "done"
+    assert world.pin() == Pin(str(world.target.pk), 2, 1)
+
+
+def test_source_that_died_before_it_was_asked_is_not_asked_and_the_target_computes_anew(world: World) -> None:
+    world.ask()
+    world.leader.lose(str(world.source.node_id))
+    for _ in range(2):
+        world.lead_anew().step()
+    assert (world.row().status, world.row().way) == ("done", "recompute")
+    assert world.told(v1.MoveSession) == []
+
+
+def test_session_table_that_has_lost_everything_ends_the_move_and_the_next_turn_makes_a_new_entry(
+    world: World, redis_client: redis.Redis
+) -> None:
+    world.answer(world.begin())
+    for key in redis_client.scan_iter("exaops:s:*"):
+        redis_client.delete(key)
+    world.moves.step()
+    assert (world.row().status, world.row().reason) == ("dropped", "the session table has forgotten it")
+    world.claim()
+    assert world.pin() == Pin(str(world.source.pk), 1, 1)
+
+
+def test_session_table_that_is_away_leaves_what_is_planned_for_later(world: World) -> None:
+    world.ask()
+    away = RedisSessionPins("unix:///nowhere/redis.sock")
+    try:
+        with pytest.raises(ConnectionError):
+            SessionMoves(world.leader.state, world.leader.reconcilers._link, away).step()
+    finally:
+        away.close()
+    assert (world.row().status, world.told(v1.MoveSession)) == ("planned", [])
+    world.moves.step()
+    assert world.row().status == "sending"
+
+
+def test_leader_that_dies_before_its_order_went_out_leaves_a_move_that_ends_by_its_time(world: World) -> None:
+    class MuteLink:
+        """Dies instead of sending."""
+
+        def move_session(self, *_: Any, **__: Any) -> None:
+            raise SystemExit
+
+    world.ask()
+    with pytest.raises(SystemExit):
+        SessionMoves(world.leader.state, MuteLink(), world.pins).step()  # type: ignore[arg-type]  # one call
+    assert world.row().status == "sending"
+    world.lead_anew(send_seconds=0, answer_seconds=-1).step()
+    assert world.row().status == "dropped"
+    assert world.pin() == Pin(str(world.source.pk), 1, 1)
+
+
+def test_leader_that_dies_after_the_swap_lets_the_next_one_tell_the_source(world: World) -> None:
+    class ForgetfulPins(RedisSessionPins):
+        """The leader dies as the table has swapped."""
+
+        def repin(self, *asked: Any) -> Pin:
+            super().repin(*asked)
+            raise SystemExit
+
+    world.answer(world.begin())
+    pins = ForgetfulPins(os.environ["REDIS_URL"])
+    try:
+        with pytest.raises(SystemExit):
+            SessionMoves(world.leader.state, world.leader.reconcilers._link, pins).step()
+    finally:
+        pins.close()
+    assert (world.row().status, world.told(v1.LetSessionGo)) == ("switching", [])
+    world.claim()  # a turn at its new place
+    world.lead_anew().step()
+    assert world.row().status == "done"
+    assert len(world.told(v1.LetSessionGo)) == 1

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, TypeVar
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -222,9 +222,11 @@ class SessionMoveApi:
                         batch = []
         except TransferError as error:
             raise ApiError(400, str(error), code="damaged") from error
+        except ClientDisconnect:
+            raise _broke_off() from None
         await self._take(batch)
         if not intake.is_complete:
-            raise ApiError(400, "The transfer broke off.", code="broke_off")
+            raise _broke_off()
         return _told({"tokens": await self._adopt(expected)})
 
     async def borrow(self, request: Request) -> Response:
@@ -286,6 +288,11 @@ def _refused() -> ApiError:
     return ApiError(401, "This transfer was not ordered by anybody who may.", code="invalid_transfer")
 
 
+def _broke_off() -> ApiError:
+    """Nobody hears it where the sender died; what came is kept, as any cached blocks are."""
+    return ApiError(400, "The transfer broke off.", code="broke_off")
+
+
 def _told(answer: dict[str, object]) -> Response:
     return Response(msgspec.json.encode(answer), media_type="application/json")
 
@@ -311,10 +318,13 @@ async def _read_tagged(request: Request, most_bytes: int, key: bytes, transfer_i
 
 async def _read(request: Request, most_bytes: int) -> bytes:
     data = bytearray()
-    async for part in request.stream():
-        data += part
-        if len(data) > most_bytes:
-            raise ApiError(413, f"The body is over {most_bytes} bytes.", code="body_too_large")
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > most_bytes:
+                raise ApiError(413, f"The body is over {most_bytes} bytes.", code="body_too_large")
+    except ClientDisconnect:
+        raise _broke_off() from None
     return bytes(data)
 
 

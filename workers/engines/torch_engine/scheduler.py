@@ -184,10 +184,10 @@ class Scheduler:
 
     def take_cold_blocks(self, count: int) -> list[int]:
         """Take up to `count` blocks that no request and no hot content needs, for content from elsewhere."""
-        if self._waiting:
-            return []
-        self._room.secure(count)
-        cold = self._allocator.available - self._allocator.hot_cached - len(self._running)
+        waiting = islice(self._waiting, _COUNTED_WAITING)
+        kept = len(self._running) + sum(_blocks_for(len(s.tokens) + 1) for s in waiting)
+        self._room.secure(count + kept)
+        cold = self._allocator.available - self._allocator.hot_cached - kept
         return self._allocator.allocate(max(0, min(count, cold))) or []
 
     def remove(self, sequence: Sequence) -> None:

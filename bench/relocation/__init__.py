@@ -1,0 +1,1 @@
+"""What moving conversations costs, and what is left of them when everything dies meanwhile."""
