@@ -115,15 +115,20 @@ class DeploymentForm(forms.Form):
 
     def clean_engine_options(self) -> dict[str, Any]:
         """Read lines of `name = value`; whole numbers, numbers, true and false become such."""
-        options: dict[str, Any] = {}
-        for line in self.cleaned_data["engine_options"].splitlines():
-            if not line.strip():
-                continue
-            name, equals, value = line.partition("=")
-            if not equals or not name.strip():
-                raise forms.ValidationError(f"“{line.strip()}” is not “name = value”.")
-            options[name.strip()] = read_value(value.strip())
-        return options
+        return read_options(self.cleaned_data["engine_options"])
+
+
+def read_options(text: str) -> dict[str, Any]:
+    """Read lines of `name = value`. Raises `ValidationError` for a line that is none."""
+    options: dict[str, Any] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.strip():
+            raise forms.ValidationError(f"“{line.strip()}” is not “name = value”.")
+        options[name.strip()] = read_value(value.strip())
+    return options
 
 
 def _accelerator_choices() -> list[tuple[str, str]]:

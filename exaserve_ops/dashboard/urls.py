@@ -20,6 +20,7 @@ from exaserve_ops.dashboard.views import (
     nodes,
     pool,
     replicas,
+    rollouts,
     sessions,
 )
 
@@ -88,6 +89,15 @@ urlpatterns = [
         deployments.deployment_delete,
         name="deployment_delete",
     ),
+    path("deployments/<uuid:deployment_id>/rollout", rollouts.rollout_new, name="rollout_new"),
+    path(
+        "deployments/<uuid:deployment_id>/rollouts", rollouts.deployment_rollouts, name="deployment_rollouts"
+    ),
+    path("rollouts", rollouts.rollouts, name="rollouts"),
+    path("rollouts/<uuid:rollout_id>", rollouts.rollout, name="rollout"),
+    path("rollouts/<uuid:rollout_id>/progress", rollouts.rollout_progress, name="rollout_progress"),
+    path("rollouts/<uuid:rollout_id>/figure", rollouts.rollout_figure, name="rollout_figure"),
+    path("rollouts/<uuid:rollout_id>/act", rollouts.rollout_act, name="rollout_act"),
     path("deployments/<uuid:deployment_id>/pool", pool.deployment_pool, name="deployment_pool"),
     path(
         "deployments/<uuid:deployment_id>/plan",

@@ -16,6 +16,7 @@ from exaserve_ops.inventory.domain.drain import NODE_DRAIN
 from exaserve_ops.inventory.domain.installation import INSTALLATION
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
+from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 
 THIN_SPACE = "\u202f"
@@ -86,6 +87,29 @@ _LOOKS = {
         "draining": ("busy", "down"),
         "drained": ("idle", "bar"),
     },
+    "rollout": {
+        "planned": ("warn", "ring"),
+        "running": ("busy", "half"),
+        "paused": ("warn", "bar"),
+        "halted": ("bad", "triangle"),
+        "rolling_back": ("warn", "down"),
+        "done": ("good", "circle"),
+        "rolled_back": ("idle", "bar"),
+        "cancelled": ("idle", "bar"),
+    },
+    "wave": {
+        "waiting": ("idle", "ring"),
+        "prewarming": ("busy", "half"),
+        "moving": ("busy", "half"),
+        "soaking": ("busy", "half"),
+        "passed": ("good", "circle"),
+        "failed": ("bad", "cross"),
+    },
+    "gate": {
+        "open": ("good", "circle"),
+        "closed": ("bad", "cross"),
+        "no data": ("idle", "ring"),
+    },
     "deployment": {
         "active": ("good", "circle"),
         "deleting": ("warn", "down"),
@@ -99,6 +123,8 @@ _LIFECYCLES: dict[str, Lifecycle] = {
     "deployment": DEPLOYMENT,
     "incident": INCIDENT,
     "drain": NODE_DRAIN,
+    "rollout": ROLLOUT,
+    "wave": WAVE,
 }
 
 

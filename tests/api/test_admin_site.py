@@ -16,6 +16,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import JoinToken, Node
 from exaserve_ops.inventory.services import enrol_node
 from exaserve_ops.lib import clock
+from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.deployments import scale_deployment
@@ -258,3 +259,33 @@ def test_viewer_on_the_staff_reads_and_writes_nothing(deployment: Deployment) ->
     assert [path for path in adds if client.get(path).status_code != 403] == []
     deployment.refresh_from_db()
     assert deployment.replicas == 2
+
+
+def test_rollout_is_asked_for_on_a_deployment_and_begins_when_its_plan_is_confirmed() -> None:
+    deployment = make_deployment("rolls", replicas=2)
+    create_replicas(deployment.pk, 2, why="test", actor="test", now=NOW)
+    operator, viewer = staff("operator"), staff("viewer")
+    chosen = {"action": "roll_out", "_selected_action": [str(deployment.pk)]}
+    assert "Roll out another release" not in viewer.get("/admin/serving/deployment/").content.decode()
+    start = operator.post("/admin/serving/deployment/", chosen)["Location"]
+    assert viewer.get(start).status_code == 403
+    wish = {"model": str(deployment.model_id), "engine_options": '{"seed": 3}', "policy": '{"max_surge": 1}'}
+    zero = operator.post(start, wish | {"policy": '{"max_surge": 0, "max_unavailable": 0}', "reason": "x"})
+    assert "allow one of them" in zero.content.decode()
+    page = operator.post(start, wish | {"reason": "faster"})
+    assert "nothing has been done yet" in page.content.decode()
+    assert not Rollout.objects.exists()
+    confirmed = wish | {"reason": "faster", "planned": page.context["plan"].digest, "_begin": "1"}
+    assert "the plan is another one by now" in (
+        operator.post(start, confirmed | {"policy": '{"canary": 2}'}).content.decode()
+    )
+    assert operator.post(start, confirmed).status_code == 302
+    rollout = Rollout.objects.get()
+    assert (rollout.status, rollout.asked_by) == ("running", "user:staff-operator")
+    chosen = {"action": "pause", "_selected_action": [str(rollout.pk)]}
+    viewer.post("/admin/rollouts/rollout/", chosen)
+    rollout.refresh_from_db()
+    assert rollout.status == "running"
+    operator.post("/admin/rollouts/rollout/", chosen)
+    rollout.refresh_from_db()
+    assert rollout.status == "paused"

@@ -16,6 +16,11 @@ from exaserve_ops.dashboard import ports, urls
 from exaserve_ops.health.services.incidents import open_incident
 from exaserve_ops.inventory.models import SshHostKey
 from exaserve_ops.inventory.services.installations import InstallationWish, create_installation
+from exaserve_ops.rollouts.domain.policy import RolloutPolicy
+from exaserve_ops.rollouts.models import Rollout
+from exaserve_ops.rollouts.services.rollouts import create_rollout, preview_rollout
+from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.services.releases import ReleaseWish
 from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.sessions.models import InferenceSession
@@ -103,8 +108,10 @@ def world(operator: Client) -> World:  # noqa: ARG001 - opens the database
     session = InferenceSession.objects.create(
         session_id="s-1", model_name="tiny", replica=replica, first_turn_at=NOW, last_turn_at=NOW
     )
+    node = make_node("gpu-1")
     return {
-        "node_id": make_node("gpu-1").pk,
+        "rollout_id": begin_rollout(deployment).pk,
+        "node_id": node.pk,
         "incident_id": open_incident(
             "mass_silence", scope="fleet", node_ids=[], evidence="all at once", actor="test", now=NOW
         ).pk,
@@ -120,6 +127,15 @@ def world(operator: Client) -> World:  # noqa: ARG001 - opens the database
             name="k", user=make_user("kim"), prefix="xo-abc", sha256="0" * 64, scopes=["api"]
         ).pk,
     }
+
+
+def begin_rollout(deployment: Deployment) -> Rollout:
+    """A rollout that has begun, of a deployment that runs its first release."""
+    wish, policy = ReleaseWish(engine_options={"seed": 2}), RolloutPolicy()
+    plan = preview_rollout(deployment.pk, wish, policy, actor="user:olga", now=NOW)
+    return create_rollout(
+        deployment.pk, wish, policy, reason="faster", confirmed=plan.digest, actor="user:olga", now=NOW
+    )
 
 
 def addresses(world: World) -> dict[str, str]:

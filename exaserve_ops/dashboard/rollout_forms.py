@@ -1,0 +1,148 @@
+"""The form of a rollout. It checks shapes; services check meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from exaserve_ops.dashboard.forms import MIB, read_options
+from exaserve_ops.rollouts.domain.policy import DEFAULT, HALT, ROLL_BACK
+from exaserve_ops.serving.models import Deployment, Model
+from exaserve_ops.serving.services.releases import ReleaseWish
+
+_PLAIN = (
+    *("max_surge", "max_unavailable", "canary", "canary_soak_seconds", "soak_seconds", "min_requests"),
+    *("max_ttft_ratio", "max_itl_ratio", "on_failure", "move_sessions", "sessions_wait_seconds"),
+    "second_approver",
+)
+"""Fields that the policy calls the same."""
+_PERCENT = 100.0
+
+
+class RolloutForm(forms.Form):
+    """What a deployment is to run, and how it gets there."""
+
+    model = forms.ModelChoiceField(Model.objects.all(), empty_label=None)
+    engine_options = forms.CharField(
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
+        help_text="One “name = value” a line: all of them, as the new release is to have them.",
+    )
+    memory_mib = forms.IntegerField(
+        min_value=0,
+        required=False,
+        label="Memory per replica, MiB",
+        help_text="Empty: as now, or what another model needs.",
+    )
+    reason = forms.CharField(max_length=300, label="Why")
+    max_surge = forms.CharField(
+        max_length=10,
+        initial=DEFAULT.max_surge,
+        label="Surge",
+        help_text="Replicas beyond what is wanted, at once: a number, or a share such as 10%.",
+    )
+    max_unavailable = forms.CharField(
+        max_length=10,
+        initial=DEFAULT.max_unavailable,
+        label="Unavailable",
+        help_text="Replicas that may be missing at once, where there is no room for a surge.",
+    )
+    canary = forms.CharField(max_length=10, initial=DEFAULT.canary, help_text="Size of the first wave.")
+    growth = forms.CharField(
+        max_length=200,
+        initial=", ".join(DEFAULT.growth),
+        help_text="Sizes of the waves after it. No wave crosses a failure domain.",
+    )
+    approve_waves = forms.CharField(
+        max_length=100,
+        required=False,
+        label="Approve waves",
+        help_text="Numbers of waves that begin only when somebody lets them: 2, 5.",
+    )
+    canary_soak_seconds = forms.IntegerField(
+        min_value=0, initial=DEFAULT.canary_soak_seconds, label="Watch the canary, seconds"
+    )
+    soak_seconds = forms.IntegerField(
+        min_value=0, initial=DEFAULT.soak_seconds, label="Watch each wave, seconds"
+    )
+    min_requests = forms.IntegerField(
+        min_value=0,
+        initial=DEFAULT.min_requests,
+        label="Answers needed",
+        help_text="Of the new release, before a wave is judged. 0: none, for a deployment without traffic.",
+    )
+    max_error_percent = forms.FloatField(
+        min_value=0,
+        max_value=_PERCENT,
+        initial=DEFAULT.max_error_ratio * _PERCENT,
+        label="Failed requests, percent",
+        help_text="More than the old release fails in the same minutes.",
+    )
+    max_ttft_ratio = forms.FloatField(
+        min_value=1, initial=DEFAULT.max_ttft_ratio, label="TTFT p95, times the old release's"
+    )
+    max_itl_ratio = forms.FloatField(
+        min_value=1, initial=DEFAULT.max_itl_ratio, label="Time between tokens p95, times the old one's"
+    )
+    on_failure = forms.ChoiceField(
+        choices=[(ROLL_BACK, "roll back"), (HALT, "halt, and ask")],
+        initial=DEFAULT.on_failure,
+        label="When a gate closes",
+    )
+    sessions_wait_seconds = forms.IntegerField(
+        min_value=0, initial=DEFAULT.sessions_wait_seconds, label="Wait for sessions, seconds"
+    )
+    move_sessions = forms.BooleanField(
+        required=False,
+        initial=DEFAULT.move_sessions,
+        label="Move sessions between turns",
+        help_text="Else they stay until they end, as long as is waited for them.",
+    )
+    second_approver = forms.BooleanField(
+        required=False, label="Second approver", help_text="Somebody else must agree before it begins."
+    )
+
+    def clean_engine_options(self) -> dict[str, Any]:
+        """Read lines of `name = value`."""
+        return read_options(self.cleaned_data["engine_options"])
+
+    def clean_growth(self) -> list[str]:
+        """Read sizes, apart by commas."""
+        return [size.strip() for size in self.cleaned_data["growth"].split(",") if size.strip()]
+
+    def clean_approve_waves(self) -> list[int]:
+        """Read numbers, apart by commas."""
+        found = [one.strip() for one in self.cleaned_data["approve_waves"].split(",") if one.strip()]
+        if not all(one.isascii() and one.isdigit() for one in found):
+            raise forms.ValidationError("Give numbers of waves, apart by commas: 2, 5.")
+        return [int(one) for one in found]
+
+
+def present_wish(deployment: Deployment) -> dict[str, Any]:
+    """What the form begins with: what the deployment runs."""
+    lines = [f"{name} = {_text(value)}" for name, value in deployment.engine_options.items()]
+    return {"model": deployment.model_id, "engine_options": "\n".join(lines)}
+
+
+def wish_of(data: dict[str, Any]) -> ReleaseWish:
+    """The release that a valid form asks for."""
+    return ReleaseWish(
+        model_id=data["model"].pk,
+        engine_options=data["engine_options"],
+        replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
+    )
+
+
+def policy_of(data: dict[str, Any]) -> dict[str, Any]:
+    """The policy that a valid form asks for, still to be checked."""
+    return {
+        **{name: data[name] for name in _PLAIN},
+        "growth": data["growth"],
+        "approve_waves": data["approve_waves"],
+        "max_error_ratio": data["max_error_percent"] / _PERCENT,
+    }
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
