@@ -33,6 +33,7 @@ class TinyAdapter:
         port = options.get("port", context.ports[0])
         arguments = (context.host, str(port), *settings)
         env = {names.ENV_ENGINE_API_KEY: context.api_key, "TINY_RUNTIME": str(context.runtime_dir)}
+        env["TINY_MODEL"] = str(context.model_dir)
         return Launch(
             argv=(sys.executable, "-u", str(_SCRIPT), *arguments),
             env=env | ({"PYTHONPATH": str(_SCRIPT.parents[2])} if self.preload else {}),

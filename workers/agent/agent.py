@@ -37,6 +37,7 @@ from workers.agent.snapshot import Observer
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Policy
 from workers.agent.tail import LogTailer
+from workers.agent.weights import NodeWeights
 from workers.engines.base import EngineAdapter
 from workers.probes.accelerators import AcceleratorProbe, Survey
 from workers.probes.host import HostProbe
@@ -82,6 +83,7 @@ class Agent:
         self._host = HostProbe(home.root)
         self._scraper = Scraper()
         self._hardware = HardwareWatch(self._probe(), self._take_over_hardware)
+        self._weights = NodeWeights(home, identity, self._config, self._journal, self._wake)
         self._runner, self._reconciler = self._build_reconciler()
         self._loop = ReconcileLoop(self._reconciler)
         self._leftovers = Leftovers(
@@ -120,7 +122,7 @@ class Agent:
             wake=self._loop.wake,
             say_hello=self._reporter.say_hello,
             report=self._reporter.submit,
-            take_weights=lambda _command: "this agent keeps no weights",
+            take_weights=self._weights.take,
             tail_log=self._tailer.follow,
             end_process=self._leftovers.end,
             set_kv_limits=self._runner.kv_pools.take_limits,
@@ -133,7 +135,7 @@ class Agent:
 
     def _build_reconciler(self) -> tuple[AttemptRunner, Reconciler]:
         node_id, grace = self._identity.node_id, self._config.stop_grace_seconds
-        verifier = ModelVerifier(self._journal, on_verdict=self._wake)
+        verifier = ModelVerifier(self._journal, on_verdict=self._wake, stored=self._weights)
         runner = AttemptRunner(
             home=self._home,
             identity=self._identity,
@@ -173,6 +175,7 @@ class Agent:
             logger.info("the machine was restarted: no earlier process is left")
         known = [row.replica_id for row in self._journal.replicas()]
         logs.prune_replicas(self._home.logs, known=known, keep=_KEPT_FORGOTTEN_LOGS)
+        self._weights.start()
         self._scraper.start()
         self._tailer.start()
         self._intake.start()
@@ -215,6 +218,7 @@ class Agent:
         self._foreign.stop()
         self._hardware.stop()
         self._loop.stop()
+        self._weights.stop()
         self._runner.close()
         self._tailer.stop()
         self._scraper.stop()
@@ -312,6 +316,7 @@ class Agent:
             unknown_processes=(*self._reconciler.unknown, *self._foreign.found),
             host=self._host.read(),
             kv_pools=self._runner.kv_pools.facts(),
+            weights=self._weights.report(),
         )
 
 

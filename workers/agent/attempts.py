@@ -25,7 +25,7 @@ from workers.agent.holders import DeviceHolders, HolderStartingError, HolderStat
 from workers.agent.home import Home, Identity
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.kv_pools import KvPoolKeeper
-from workers.agent.model_files import ModelMismatchError, ModelVerifier, model_folder
+from workers.agent.model_files import ModelMismatchError, ModelVerifier
 from workers.agent.ports import NoPortError, PortRange, choose_ports
 from workers.agent.processes import LaunchError, LaunchLabel
 from workers.agent.supervisor import (
@@ -167,7 +167,7 @@ class AttemptRunner:
             replica_id=replica_id,
             attempt=attempt,
             served_model_name=spec.model.name,
-            model_dir=model_folder(spec.model.source),
+            model_dir=self._verifier.folder(spec.model),
             host=host,
             ports=ports,
             api_key=self.api_key(replica_id, attempt),

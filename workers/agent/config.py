@@ -47,6 +47,20 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     stop_grace_seconds: float = 10.0
     """From SIGTERM to SIGKILL."""
     log_cap_bytes: int = 64 * 1024 * 1024
+    weights_folder: str = ""
+    """Where copies of weights lie, on a fast disk of the node's own; empty: in the agent's home."""
+    weights_margin_bytes: int = 2 * 1024 * 1024 * 1024
+    """Left free on that disk whatever is wanted there."""
+    weights_limit_bytes: int = 0
+    """Most that weights may take of it; 0: all but the margin."""
+    weights_at_once: int = 2
+    """Models that are fetched at the same time."""
+    weights_streams: int = 4
+    """Connections that each is fetched by."""
+    weights_bytes_per_second: float = 0.0
+    """Of all fetching on this node; 0: as fast as it goes."""
+    weights_scrub_bytes_per_second: float = 16e6
+    """What is read of idle weights to find bytes that the disk changed; 0: nothing."""
 
     def checked(self) -> AgentConfig:
         """Return itself. Raises `ConfigError` for a value out of range."""
@@ -59,9 +73,21 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ConfigError(
                     f"address {self.address!r} is not usable: {verdict.reason or 'no port here'}"
                 )
+        if self.weights_folder and not Path(self.weights_folder).is_absolute():
+            raise ConfigError(f"weights_folder {self.weights_folder!r} is not an absolute path")
+        if self._lowest_of_weights() < 0 or self.weights_at_once < 1 or self.weights_streams < 1:
+            raise ConfigError("settings of weights must not be negative; at_once and streams are at least 1")
         if self.canary_seconds <= 0 or self.stop_grace_seconds < 0:
             raise ConfigError("canary_seconds and stop_grace_seconds must be positive")
         return self
+
+    def _lowest_of_weights(self) -> float:
+        return min(
+            self.weights_margin_bytes,
+            self.weights_limit_bytes,
+            self.weights_bytes_per_second,
+            self.weights_scrub_bytes_per_second,
+        )
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> AgentConfig:

@@ -66,6 +66,7 @@ def _lighter_and_lighter(report: v1.Report) -> list[v1.Report]:
         ),
         unknown_processes=(),
         kv_pools=(),
+        weights=None,
     )
     return [report, without_tails, bare]
 

@@ -70,6 +70,16 @@ class Home:
         return self.root / "weights"
 
     @property
+    def weight_store(self) -> Path:
+        """This node's copies of weights, unless settings name another disk."""
+        return self.root / "weight-store"
+
+    @property
+    def secrets(self) -> Path:
+        """Secrets for places that weights come from; people put them there, mode 0600."""
+        return self.root / "secrets"
+
+    @property
     def kv_blocks(self) -> Path:
         """KV blocks that replicas keep on disk; files of dead replicas are removed."""
         return self.root / "kv-tiers"

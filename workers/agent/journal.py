@@ -16,6 +16,7 @@ import msgspec
 
 from workers.agent.processes import ExitRecord, ProcessId
 from workers.agent.supervisor import Close
+from workers.protocol.weights import WeightsWanted
 from workers.protocol.wish import ReplicaSpec
 
 _BUSY_SECONDS = 5.0
@@ -58,6 +59,14 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     lease_epoch: int
     specs: tuple[ReplicaSpec, ...] = ()
+
+
+class WeightsWish(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest wish for weights on this node's disk that was taken in."""
+
+    revision: int
+    lease_epoch: int
+    weights: tuple[WeightsWanted, ...] = ()
 
 
 class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -197,6 +206,17 @@ class Journal:
         """Replace the wish."""
         with self._transaction() as db:
             db.execute("REPLACE INTO facts VALUES ('wish', ?)", (msgspec.msgpack.encode(wish),))
+
+    def weights_wish(self) -> WeightsWish | None:
+        """Return the newest wish for weights, if there was any."""
+        with self._lock:
+            row = self._db.execute("SELECT value FROM facts WHERE name = 'weights'").fetchone()
+        return None if row is None else msgspec.msgpack.decode(row[0], type=WeightsWish)
+
+    def save_weights_wish(self, wish: WeightsWish) -> None:
+        """Replace the wish for weights."""
+        with self._transaction() as db:
+            db.execute("REPLACE INTO facts VALUES ('weights', ?)", (msgspec.msgpack.encode(wish),))
 
     # -- replicas and attempts -------------------------------------------------------------------
     def replicas(self) -> tuple[ReplicaRow, ...]:

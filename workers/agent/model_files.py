@@ -9,11 +9,13 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
 from workers.agent.journal import Journal
 from workers.agent.supervisor import ModelCheck
 from workers.protocol.wish import ModelFile, ModelRef
+from workers.weights.keeper import Verdict
 
 _CHUNK_BYTES = 4 * 1024 * 1024
 
@@ -92,11 +94,29 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-class ModelVerifier:
-    """Verifies in the background, since reading weights takes minutes, one model at a time."""
+class StoredWeights(Protocol):
+    """The node's own copies of weights, verified when they came."""
 
-    def __init__(self, journal: Journal, on_verdict: Callable[[], None] = lambda: None) -> None:
+    def verdict(self, revision: str, /) -> Verdict:
+        """Whether a replica can start from a revision now, and if not, why not."""
+        ...
+
+
+class ModelVerifier:
+    """Says whether a model's files are what they should be, and where they are.
+
+    Files in place are read in the background, since that takes minutes, one model at a time. Those of the
+    node's own store were verified while they came.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        on_verdict: Callable[[], None] = lambda: None,
+        stored: StoredWeights | None = None,
+    ) -> None:
         self._journal = journal
+        self._stored = stored
         self._on_verdict = on_verdict
         self._lock = threading.Lock()
         self._reading = threading.Lock()
@@ -106,8 +126,10 @@ class ModelVerifier:
         """Return the state of the check, and the reason where it went wrong.
 
         A verdict holds for the files that were read: once one of them looks different, whether it was
-        mended or damaged, there is none.
+        mended or damaged, there is none. Weights of the store are waited for, and say how far they are.
         """
+        if model.manifest_digest:
+            return self._verdict_of_stored(model)
         key = _key(model, generation)
         with self._lock:
             known = self._verdicts.get(key)
@@ -118,6 +140,23 @@ class ModelVerifier:
                 self._verdicts.pop(key, None)
             return (ModelCheck.UNKNOWN, "")
         return (known.check, known.reason)
+
+    def _verdict_of_stored(self, model: ModelRef) -> tuple[ModelCheck, str]:
+        if self._stored is None:
+            return (ModelCheck.BAD, "this agent keeps no weights on its disk")
+        verdict = self._stored.verdict(model.digest)
+        if verdict.folder is not None:
+            return (ModelCheck.GOOD, "")
+        return (ModelCheck.BAD if verdict.hopeless else ModelCheck.RUNNING, verdict.reason)
+
+    def folder(self, model: ModelRef) -> Path:
+        """Where a verified model's files are. Raises `ModelMismatchError` where they are gone since."""
+        if not model.manifest_digest:
+            return model_folder(model.source)
+        folder = self._stored.verdict(model.digest).folder if self._stored is not None else None
+        if folder is None:
+            raise ModelMismatchError(f"weights of {model.name} are not on this node any more")
+        return folder
 
     def start(self, model: ModelRef, generation: int) -> None:
         """Begin the check unless it has begun; a new generation of the wish checks again."""
