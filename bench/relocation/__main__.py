@@ -1,6 +1,6 @@
 """`python -m bench.relocation --json`: what moving a conversation costs, and what its breaking costs.
 
-Two parts (`--only` picks one; both by default):
+Three parts (`--only` picks one; all by default):
 
 `figures`  On an otherwise idle machine: bytes and milliseconds of a move within a node's memory and over
            TCP, against what memory and the loopback carry in the same run; and the time to the first token
@@ -8,6 +8,8 @@ Two parts (`--only` picks one; both by default):
 `kills`    Moves, each followed by a turn that is compared token by token with a twin that never moved,
            while what takes part dies at random steps. `real` and `played` in the output say what was the
            product's own and really killed, and whose part was played by the benchmark.
+`product`  The same on a whole fleet of this machine, started by `manage.py up`: a few hundred moves that
+           are asked for through the API, while real processes of all kinds get SIGKILL. Nothing is played.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.relocation import figures, kills
+from bench.fleet_run import FleetRunError
+from bench.relocation import figures, kills, product
 from bench.relocation.house import HouseError
 from bench.relocation.wire import UnansweredError
 
-PARTS = ("figures", "kills")
+_SUMS = ("moves", "wrong_turns", "lost_sessions")
+PARTS = ("figures", "kills", "product")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,11 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=3000, help="context of a session whose move is timed")
     parser.add_argument("--sessions", type=int, default=5, help="whose moves are timed, each way")
     parser.add_argument("--moves", type=int, default=10_000, help="under kills")
+    parser.add_argument("--product-moves", type=int, default=300, help="of the whole fleet")
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args(argv)
     try:
         report = _measure(arguments)
-    except (HouseError, UnansweredError) as error:
+    except (FleetRunError, HouseError, UnansweredError) as error:
         print(f"bench.relocation: {error}", file=sys.stderr)
         return 1
     print(json.dumps(report, indent=None if arguments.json else 2))
@@ -60,8 +65,11 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
         if "kills" in parts:
             plan = kills.Plan(arguments.moves, seed=arguments.seed)
             report["kills"] = asyncio.run(kills.measure(folder, plan))
-            report |= {key: report["kills"][key] for key in ("moves", "wrong_turns", "lost_sessions")}
-    return report
+        if "product" in parts:
+            moved = product.Plan(arguments.product_moves, seed=arguments.seed)
+            report["product"] = asyncio.run(product.measure(folder, moved))
+    killed = [report[part] for part in ("kills", "product") if part in report]
+    return report | {key: sum(part[key] for part in killed) for key in _SUMS}
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from workers.kv.pool import NodePools, pools_folder
 from workers.protocol.digests import transfer_key
 
 _READY_SECONDS = 120.0
+_LAUNCHES = 3
 _POLL_SECONDS = 0.02
 TURN_SECONDS = 30.0
 
@@ -76,24 +77,31 @@ class House:
             NodePools(folder).remove_all()
 
     def _begin(self, seat: Seat, attempt: int) -> None:
-        engine = self._launcher.start(seat, attempt)
-        self.engines[seat.replica_id] = engine
-        coming = asyncio.create_task(self._await_ready(engine))
-        self._coming[seat.replica_id] = coming
+        self._coming[seat.replica_id] = asyncio.create_task(self._bring_up(seat, attempt))
 
-    async def _await_ready(self, engine: Engine) -> None:
+    async def _bring_up(self, seat: Seat, attempt: int) -> None:
+        """Start a process until one serves: its port may be somebody else's by the time it binds it."""
+        for again in range(_LAUNCHES):
+            engine = self._launcher.start(seat, attempt + again)
+            self.engines[seat.replica_id] = engine
+            if await self._is_ready(engine):
+                del self._coming[seat.replica_id]
+                return
+            engine.kill()
+        raise HouseError(f"replica {seat.replica_id} did not come up")
+
+    async def _is_ready(self, engine: Engine) -> bool:
+        """Wait until it serves; false if it ends before that, or takes too long."""
         deadline = time.monotonic() + _READY_SECONDS
-        while True:
+        while engine.is_alive and time.monotonic() < deadline:
             try:
                 status, _ = await ask(engine.address, "GET", "/health", key=engine.api_key, seconds=2.0)
             except UnansweredError:
                 status = 0
             if status == OK:
-                break
-            if time.monotonic() > deadline or not engine.is_alive:
-                raise HouseError(f"replica {engine.seat.replica_id} did not come up")
+                return True
             await asyncio.sleep(_POLL_SECONDS)
-        del self._coming[engine.seat.replica_id]
+        return False
 
 
 @asynccontextmanager

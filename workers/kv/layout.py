@@ -17,7 +17,7 @@ _SCALE_BYTES = {"float8_e4m3fn": 2}
 class KvLayout:
     """Shape of a block: `[layers, 2, block_tokens, kv_heads, head_size]` of one element type.
 
-    The model is no part of it: nobody ever reads another replica's blocks, so models of one shape,
+    The model is no part of it: nobody computes with another replica's blocks, so models of one shape,
     such as two fine-tunes, may draw on one pool.
     """
 
