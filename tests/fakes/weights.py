@@ -24,6 +24,7 @@ from workers.weights.secrets import Secrets
 from workers.weights.shelf import Shelf
 from workers.weights.sources.opening import open_source
 from workers.weights.sources.port import Source
+from workers.weights.swarm_desk import SwarmDesk
 
 PIECE = 64 * 1024
 
@@ -140,8 +141,15 @@ class Store:
     """A keeper over a real folder, with what a test hands it."""
 
     def __init__(
-        self, root: Path, *, margin_bytes: int = 0, limit_bytes: int = 0, scrub: float = 0.0
+        self,
+        root: Path,
+        *,
+        margin_bytes: int = 0,
+        limit_bytes: int = 0,
+        scrub: float = 0.0,
+        node_id: str = "",
     ) -> None:
+        """Keep weights; in swarms, too, if it is told which node it is."""
         self.root = root
         self.shelf = Shelf(root / "store")
         self.manifests: dict[str, bytes] = {}
@@ -157,6 +165,7 @@ class Store:
             open_source=self._open,
             in_use=lambda: self.in_use,
             on_change=self._note_change,
+            swarm=SwarmDesk(node_id, "127.0.0.1", self.shelf.ready_folder) if node_id else None,
         )
 
     def _open(self, told: WeightsSource) -> Source:
@@ -205,7 +214,7 @@ class Store:
 
 
 @contextmanager
-def running_store(root: Path, **options: float) -> Iterator[Store]:
+def running_store(root: Path, **options: float | str) -> Iterator[Store]:
     """A store whose threads run."""
     store = Store(root, **options)  # type: ignore[arg-type]  # options of a test
     store.keeper.start()

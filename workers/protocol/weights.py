@@ -18,6 +18,68 @@ class WeightsSource(Part, frozen=True, kw_only=True):
     """Name of a secret that lies on the node (`secrets/<name>` in the agent's home), never the secret."""
 
 
+class SwarmParent(Part, frozen=True, kw_only=True):
+    """One whom pieces may be pulled from: a node, or `origin`, which has no address here."""
+
+    node_id: str
+    host: str = ""
+    port: int = 0
+
+
+class SwarmOrder(Part, frozen=True, kw_only=True):
+    """A node's part in the swarm of one revision, as planned."""
+
+    epoch: int
+    """Of the key; rises with each new one, and the one before holds on for its time."""
+    key: str
+    """64 hex digits: signs and checks requests for pieces of this revision."""
+    valid_seconds: float
+    """How long the key holds, on the clock of who was told it."""
+    stripes: tuple[tuple[SwarmParent, ...], ...] = ()
+    """For each stripe whom to pull from, the planned parent first; none: nobody yet, or it has all."""
+
+
+class SwarmPull(Part, frozen=True, kw_only=True):
+    """How one stripe comes."""
+
+    stripe: int
+    parent: str
+    stage: str
+    """`waiting`, `connecting`, `starved` (the parent has nothing new), `flowing`, `done` or `failed`."""
+    bytes_per_second: float = 0.0
+    starved_ratio: float = 0.0
+    """Share of the last seconds in which the parent had nothing new."""
+    lasted_seconds: float = 0.0
+    """Since this parent is pulled from."""
+    bottleneck: str = ""
+    """What most time went into: `parent`, `network`, `check`, `disk` or `cap`."""
+    why: str = ""
+    """What last went wrong."""
+
+
+class SwarmComplaint(Part, frozen=True, kw_only=True):
+    """What a node has to say against a parent."""
+
+    parent: str
+    bad_pieces: int = 0
+    unreachable: bool = False
+
+
+class SwarmStream(Part, frozen=True, kw_only=True):
+    """What goes to one child."""
+
+    child: str
+    bytes_per_second: float = 0.0
+
+
+class SwarmSeen(Part, frozen=True, kw_only=True):
+    """A node's part in a swarm, as it goes."""
+
+    pulls: tuple[SwarmPull, ...] = ()
+    complaints: tuple[SwarmComplaint, ...] = ()
+    streams: tuple[SwarmStream, ...] = ()
+
+
 class WeightsWanted(Part, frozen=True, kw_only=True):
     """One revision as this node should have it."""
 
@@ -35,6 +97,8 @@ class WeightsWanted(Part, frozen=True, kw_only=True):
     """0: as fast as it goes."""
     priority: int = 0
     """What is fetched first where several are wanted: the higher one. Replicas wait for 100 and more."""
+    swarm: SwarmOrder | None = None
+    """Its pieces come as this says, and from the sources only for whom it sends there; none: from these."""
 
 
 class WeightsState(enum.Enum):
@@ -78,6 +142,8 @@ class WeightsHeld(Part, frozen=True, kw_only=True):
     damaged_pieces: int = 0
     """Pieces that were not what the manifest says, on their way or on the disk."""
     unused_seconds: float = 0.0
+    swarm: SwarmSeen | None = None
+    """`None`: it is in no swarm here."""
 
 
 class WeightsReport(Part, frozen=True, kw_only=True):
@@ -92,3 +158,5 @@ class WeightsReport(Part, frozen=True, kw_only=True):
     problem: str = ""
     """Why nothing can be stored here; empty: all is well."""
     held: tuple[WeightsHeld, ...] = ()
+    piece_port: int = 0
+    """Where this node gives pieces to others, on its own address; 0: it gives none."""

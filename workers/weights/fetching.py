@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from blake3 import blake3
 
@@ -70,6 +71,22 @@ class FetchProgress:
     damaged_pieces: int
     sources: dict[tuple[str, str], int] = field(default_factory=dict)
     """Verified bytes by (kind, name)."""
+
+
+class Fetching(Protocol):
+    """A way of fetching a revision."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def stop(self) -> None:
+        """End it, keeping what is verified."""
+        ...
+
+    def progress(self) -> FetchProgress:
+        """How it goes now."""
+        ...
 
 
 class Fetch:

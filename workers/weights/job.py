@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from workers.protocol.weights import WeightsSource
 from workers.weights.checks import DamagedError
-from workers.weights.fetching import Fetch, FetchPolicy, FetchProgress
+from workers.weights.fetching import Fetch, Fetching, FetchPolicy, FetchProgress
 from workers.weights.shelf import Shelf
 from workers.weights.sources.port import Source, SourceError
 from workers.weights.staging import Staged
@@ -22,6 +22,7 @@ _IDLE = FetchProgress(ended=False, failure="", note="", bytes_per_second=0.0, da
 logger = logging.getLogger(__name__)
 
 OpenSource = Callable[[WeightsSource], Source]
+BeginFetch = Callable[[Staged, Sequence[Source]], Fetching]
 
 
 class Phase(enum.Enum):
@@ -58,15 +59,19 @@ class FetchJob:
         caps: Sequence[RateCap],
         open_source: OpenSource,
         on_end: Callable[[], None] = lambda: None,
+        *,
+        by_swarm: BeginFetch | None = None,
     ) -> None:
+        """Fetch by a swarm where `by_swarm` makes such a fetch, else straight from the sources."""
         self.order = order
         self._shelf = shelf
         self._caps = caps
         self._open_source = open_source
         self._on_end = on_end
+        self._by_swarm = by_swarm
         self._ended = threading.Event()
         self._staged: Staged | None = None
-        self._fetch: Fetch | None = None
+        self._fetch: Fetching | None = None
         self._stop = threading.Event()
         self.phase = Phase.STAGING
         self.reason = ""
@@ -140,12 +145,20 @@ class FetchJob:
                 sources.append(self._open_source(told))
             except SourceError as error:
                 refusals.append(str(error))
-        if not sources:
+        if not sources and self._by_swarm is None:
             return "no source can be used: " + ("; ".join(refusals) or "none was named")
-        policy = FetchPolicy(streams=self.order.streams)
-        self._fetch = fetch = Fetch(staged, sources, self._caps, policy=policy, nice=self.order.nice)
+        self._fetch = fetch = (self._by_swarm or self._from_sources)(staged, sources)
         fetch.start()
         while not self._stop.wait(_LOOK_SECONDS) and not fetch.progress().ended:
             pass
         fetch.stop()
         return fetch.progress().failure
+
+    def _from_sources(self, staged: Staged, sources: Sequence[Source]) -> Fetching:
+        policy = FetchPolicy(streams=self.order.streams)
+        return Fetch(staged, sources, self._caps, policy=policy, nice=self.order.nice)
+
+    @property
+    def in_swarm(self) -> bool:
+        """Whether its pieces come by a swarm."""
+        return self._by_swarm is not None

@@ -17,12 +17,13 @@ from workers.protocol.manifest import ManifestError
 from workers.protocol.weights import WeightsReport, WeightsWanted
 from workers.weights.checks import DamagedError
 from workers.weights.inventory import Inventory
-from workers.weights.job import FetchJob, OpenSource, Order, Phase
+from workers.weights.job import BeginFetch, FetchJob, OpenSource, Order, Phase
 from workers.weights.planning import StoreFacts, StorePlan, StorePolicy, Wanted, plan_store
 from workers.weights.reporting import JobFacts, Moment, make_report
 from workers.weights.scrub import Scrub
 from workers.weights.shelf import Shelf, StoreTakenError
 from workers.weights.swarm.rates import RateCap
+from workers.weights.swarm_desk import SwarmDesk
 
 URGENT_PRIORITY = 100
 """From here on replicas wait for it: it yields to nothing."""
@@ -82,6 +83,7 @@ class WeightsKeeper:
         open_source: OpenSource,
         in_use: Callable[[], frozenset[str]],
         on_change: Callable[[], None] = lambda: None,
+        swarm: SwarmDesk | None = None,
     ) -> None:
         self._shelf = shelf
         self._settings = settings
@@ -89,6 +91,7 @@ class WeightsKeeper:
         self._open_source = open_source
         self._in_use = in_use
         self._on_change = on_change
+        self._swarm = swarm
         self._inventory = Inventory(shelf)
         self._cap = RateCap(settings.bytes_per_second)
         self._caps: dict[str, RateCap] = {}
@@ -122,6 +125,8 @@ class WeightsKeeper:
             self._thread.join()
         for job in self._jobs.values():
             job.stop()
+        if self._swarm is not None:
+            self._swarm.close()
         self._shelf.close()
 
     def take(self, wanted: Sequence[WeightsWanted], revision: int) -> None:
@@ -133,6 +138,8 @@ class WeightsKeeper:
                 if retry is not None and not retry.hopeless and before.get(one.revision) != one.sources:
                     del self._retries[one.revision]  # other sources deserve a try at once
             self._wanted, self._revision = tuple(wanted), revision
+        if self._swarm is not None:
+            self._swarm.take(wanted)
         self._wake.set()
 
     def report(self) -> WeightsReport:
@@ -192,6 +199,7 @@ class WeightsKeeper:
         self._inventory.note_use(self._in_use())
         plan = plan_store(self._facts(wanted, now), self._settings.policy)
         changed |= self._carry_out(plan, {one.revision: one for one in wanted})
+        self._give(wanted)
         self._report = self._make_report(wanted, plan)
         if changed:
             self._on_change()
@@ -286,7 +294,9 @@ class WeightsKeeper:
         stale = [
             revision
             for revision, job in self._jobs.items()
-            if revision not in plan.fetch or job.order.sources != wanted[revision].sources
+            if revision not in plan.fetch
+            or job.order.sources != wanted[revision].sources
+            or job.in_swarm != self._by_swarm(wanted[revision])
         ]
         for revision in stale:
             self._jobs.pop(revision).stop()
@@ -297,8 +307,27 @@ class WeightsKeeper:
     def _begin(self, one: WeightsWanted) -> None:
         order = Order(one.revision, one.sources, self._settings.streams, nice=one.priority < URGENT_PRIORITY)
         caps = (self._cap, self._caps[one.revision])
-        job = self._jobs[one.revision] = FetchJob(self._shelf, order, caps, self._open_source, self._wake.set)
+        job = self._jobs[one.revision] = FetchJob(
+            self._shelf, order, caps, self._open_source, self._wake.set, by_swarm=self._swarm_fetch(one, caps)
+        )
         job.start()
+
+    def _swarm_fetch(self, one: WeightsWanted, caps: Sequence[RateCap]) -> BeginFetch | None:
+        """How this revision is fetched by its swarm; `None` where it is in none."""
+        swarm, nice = self._swarm, one.priority < URGENT_PRIORITY
+        if swarm is None or one.swarm is None:
+            return None
+        return lambda staged, sources: swarm.begin(staged, sources, caps, nice=nice)
+
+    def _by_swarm(self, one: WeightsWanted) -> bool:
+        return one.swarm is not None and self._swarm is not None
+
+    def _give(self, wanted: Sequence[WeightsWanted]) -> None:
+        """Give what is whole to the swarms that want it."""
+        for one in wanted:
+            known = self._shelf.manifest(one.revision) if self._by_swarm(one) else None
+            if known is not None and self._inventory.is_ready(one.revision) and self._swarm is not None:
+                self._swarm.give(known[0], known[1])
 
     def _set_cap(self, one: WeightsWanted) -> None:
         self._caps.setdefault(one.revision, RateCap()).set(one.bytes_per_second)
@@ -354,5 +383,7 @@ class WeightsKeeper:
                 failures={key: retry.reason for key, retry in self._retries.items()},
                 held=self._inventory.held(self._in_use()),
                 staged=self._inventory.staged_have_bytes(),
+                piece_port=self._swarm.port if self._swarm is not None else 0,
+                swarms=self._swarm.seen() if self._swarm is not None else {},
             )
         )

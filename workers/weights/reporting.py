@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from workers.protocol.weights import WeightsFrom, WeightsHeld, WeightsReport, WeightsState, WeightsWanted
+import msgspec
+
+from workers.protocol.weights import (
+    SwarmSeen,
+    WeightsFrom,
+    WeightsHeld,
+    WeightsReport,
+    WeightsState,
+    WeightsWanted,
+)
 from workers.weights.fetching import FetchProgress
 from workers.weights.inventory import HeldFacts
 from workers.weights.job import FetchJob, Phase
@@ -48,6 +57,9 @@ class Moment:
     """Whole ones."""
     staged: Mapping[str, int]
     """Bytes that are verified of each that is staged and not being fetched."""
+    piece_port: int = 0
+    swarms: Mapping[str, SwarmSeen] = field(default_factory=dict)
+    """By the manifest's digest."""
 
 
 def make_report(moment: Moment) -> WeightsReport:
@@ -55,6 +67,8 @@ def make_report(moment: Moment) -> WeightsReport:
     wanted = {one.revision: one for one in moment.wanted}
     held = [_of_ready(key, facts, wanted=key in wanted) for key, facts in moment.held.items()]
     held += [_of_missing(one, moment) for key, one in wanted.items() if key not in moment.held]
+    seen = {one.revision: moment.swarms.get(one.manifest_digest) for one in moment.wanted}
+    held = [msgspec.structs.replace(one, swarm=seen.get(one.revision)) for one in held]
     held.sort(key=lambda one: (not one.wanted, one.revision))
     return WeightsReport(
         revision=moment.revision,
@@ -62,6 +76,7 @@ def make_report(moment: Moment) -> WeightsReport:
         disk_free_bytes=moment.disk.free_bytes,
         used_bytes=moment.used_bytes,
         held=tuple(held[:_MOST_HELD]),
+        piece_port=moment.piece_port,
     )
 
 

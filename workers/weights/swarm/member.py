@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from workers.weights.swarm import passes
 from workers.weights.swarm.board import PieceBoard
-from workers.weights.swarm.parents import Parent, ParentChoice, Standing
+from workers.weights.swarm.parents import ORIGIN, Parent, ParentChoice, Standing
 from workers.weights.swarm.pieces import PieceRow
 from workers.weights.swarm.port import Origin, PieceSink
 from workers.weights.swarm.pulling import PullFacts, PullLimits, Revision, Stage, StripePull
@@ -25,9 +26,15 @@ class MemberStatus:
     total_bytes: int
     pulls: tuple[PullFacts, ...]
     standings: Mapping[str, Standing]
-    origin_bytes: int
+    by_parent: Mapping[str, int]
+    """Verified bytes by whom they came from."""
     failure: str
     """Why this node cannot go on; empty where it can."""
+
+    @property
+    def origin_bytes(self) -> int:
+        """Verified bytes that came from the origin."""
+        return self.by_parent.get(ORIGIN, 0)
 
     @property
     def whole(self) -> bool:
@@ -47,17 +54,19 @@ class SwarmMember:
         present: Iterable[int] = (),
         origin: Origin | None = None,
         limits: PullLimits | None = None,
+        keys: passes.KeyRing | None = None,
+        caps: Sequence[RateCap] = (),
     ) -> None:
         self._limits = limits or PullLimits()
         self._server = server
-        self.keys = passes.KeyRing()
+        self.keys = keys or passes.KeyRing()
         self.board = PieceBoard(row, present)
         self._revision = Revision(server.node_id, row, self.board, sink, self.keys, origin)
-        self.cap = RateCap(self._limits.bytes_per_second)
+        self._caps = caps
         self._standings: dict[str, Standing] = {}
         self._pulls: dict[int, StripePull] = {}
         self._stripes = 0
-        self._ended_origin_bytes = 0
+        self._ended: Counter[str] = Counter()
         server.share(self._revision.name, Share(row, self.board, self.keys, sink.open_file))
 
     def follow(self, stripes: Sequence[Sequence[Parent]]) -> None:
@@ -76,7 +85,7 @@ class SwarmMember:
 
     def _begin(self, stripe: int) -> StripePull:
         if stripe in self._pulls:
-            self._ended_origin_bytes += self._pulls[stripe].facts.origin_bytes
+            self._ended += self._pulls[stripe].facts.by_parent
         choice = ParentChoice(
             self._standings,
             strikes=self._limits.strikes,
@@ -84,14 +93,14 @@ class SwarmMember:
             clock=time.monotonic,
         )
         pieces = self._revision.row.stripe(stripe, self._stripes)
-        pull = StripePull(self._revision, stripe, pieces, choice, limits=self._limits, cap=self.cap)
+        pull = StripePull(self._revision, stripe, pieces, choice, limits=self._limits, caps=self._caps)
         self._pulls[stripe] = pull
         return pull
 
     def _end_pulls(self) -> None:
         for pull in self._pulls.values():
             pull.stop()
-            self._ended_origin_bytes += pull.facts.origin_bytes
+            self._ended += pull.facts.by_parent
         self._pulls.clear()
 
     def status(self) -> MemberStatus:
@@ -104,13 +113,17 @@ class SwarmMember:
             total_bytes=manifest.total_bytes,
             pulls=pulls,
             standings=dict(self._standings),
-            origin_bytes=self._ended_origin_bytes + sum(facts.origin_bytes for facts in pulls),
+            by_parent=sum((facts.by_parent for facts in pulls), self._ended),
             failure=next((facts.why for facts in pulls if facts.stage is Stage.FAILED), ""),
         )
 
     def leave(self) -> None:
         """Pull and give no more."""
+        self._server.unshare(self._revision.name)
+        self.rest()
+
+    def rest(self) -> None:
+        """Pull no more; what is here is still given."""
         for pull in self._pulls.values():
             pull.stop(wait=False)
-        self._server.unshare(self._revision.name)
         self._end_pulls()

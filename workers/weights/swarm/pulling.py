@@ -10,9 +10,11 @@ from __future__ import annotations
 import enum
 import hmac
 import logging
+import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -28,6 +30,7 @@ from workers.weights.swarm.rates import SLICE_BYTES, RateCap, RateMeter
 
 _OK, _BUSY = 200, 503
 _RETRY_LOOK_SECONDS = 0.25
+_MICRO = 1e6
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +48,8 @@ class PullLimits:
     """Without a parent for so long, a node that may turn to the origin does."""
     strikes: int = 2
     """Bad pieces from one parent before it is asked no more."""
-    bytes_per_second: float = 0.0
-    """Of the node. 0: as much as its link carries."""
+    niceness: int = 0
+    """Of its threads: what nobody waits for yields to what serves."""
 
 
 class Stage(enum.Enum):
@@ -77,7 +80,33 @@ class PullFacts:
     check_seconds: float = 0.0
     disk_seconds: float = 0.0
     capped_seconds: float = 0.0
-    origin_bytes: int = 0
+    since: float = 0.0
+    """Monotonic time from which on this parent is pulled from."""
+    starved: RateMeter = field(default_factory=RateMeter)
+    """Microseconds in which the parent had nothing, over the last few seconds."""
+    by_parent: Counter[str] = field(default_factory=Counter)
+    """Verified bytes."""
+    bad_pieces: int = 0
+
+    @property
+    def origin_bytes(self) -> int:
+        """Verified bytes that came from the origin."""
+        return self.by_parent[ORIGIN]
+
+    @property
+    def starved_ratio(self) -> float:
+        """Share of the last few seconds in which the parent had nothing new."""
+        return min(1.0, self.starved.rate() / _MICRO)
+
+    def begin(self, parent: str) -> None:
+        """Note that another parent is asked now."""
+        self.stage = Stage.CONNECTING
+        self.parent, self.since, self.starved = parent, time.monotonic(), RateMeter()
+
+    def note_starved(self, seconds: float) -> None:
+        """Count time in which the parent had nothing to send."""
+        self.starved_seconds += seconds
+        self.starved.add(int(seconds * _MICRO))
 
     def bottleneck(self) -> str:
         """Name what most of the time went into: `parent`, `network`, `check`, `disk` or `cap`."""
@@ -135,14 +164,14 @@ class StripePull:
         choice: ParentChoice,
         *,
         limits: PullLimits,
-        cap: RateCap,
+        caps: Sequence[RateCap],
     ) -> None:
         self.facts = PullFacts(stripe)
         self._revision = revision
         self._pieces = pieces
         self._choice = choice
         self._limits = limits
-        self._cap = cap
+        self._caps = caps
         self._wake = threading.Event()
         self._stopped = False
         self._lock = threading.Lock()
@@ -183,6 +212,9 @@ class StripePull:
 
     # -- the loop --------------------------------------------------------------------------------
     def _run(self) -> None:
+        if self._limits.niceness:
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._limits.niceness)
         try:
             while not self._stopped and self._revision.board.missing(self._pieces):
                 self._turn()
@@ -207,7 +239,7 @@ class StripePull:
             self.facts.stage, self.facts.parent = Stage.WAITING, ""
             self._wake.wait(_RETRY_LOOK_SECONDS)
             return
-        self.facts.stage, self.facts.parent = Stage.CONNECTING, parent.node_id
+        self.facts.begin(parent.node_id)
         with self._lock:
             self._current = parent
         try:
@@ -221,6 +253,7 @@ class StripePull:
         except _RefusedError as error:
             self._note_failure(parent, str(error), refused=True)
         except BadPieceError as error:
+            self.facts.bad_pieces += 1
             struck = self._choice.bad_piece(parent)
             self.facts.why = f"{parent.node_id}: {error}"
             logger.warning("event=bad_piece parent=%s struck=%s error=%s", parent.node_id, struck, error)
@@ -294,7 +327,7 @@ class StripePull:
                 return
             index = wire.INDEX.unpack(connection.read_exactly(wire.INDEX.size))[0]
             now = time.monotonic()
-            facts.starved_seconds += now - began
+            facts.note_starved(now - began)
             if index == wire.IDLE:
                 facts.stage = Stage.STARVED
                 if now - last_piece_at > self._limits.starved_seconds:
@@ -315,7 +348,7 @@ class StripePull:
             raise BadPieceError(f"its piece {index} of {piece.path} has {length} bytes, not {piece.length}")
         self.facts.stage = Stage.FLOWING
         self._take(connection, piece)
-        self._choice.went_well(parent)
+        self._note_good(parent, piece)
 
     # -- the origin ------------------------------------------------------------------------------
     def _pull_from_origin(self, parent: Parent) -> None:
@@ -331,10 +364,13 @@ class StripePull:
                             return
                         self.facts.stage = Stage.FLOWING
                         self._take(source, piece)
-                        self.facts.origin_bytes += piece.length
-                        self._choice.went_well(parent)
+                        self._note_good(parent, piece)
             except _OriginError as error:
                 raise wire.WireError(str(error)) from error
+
+    def _note_good(self, parent: Parent, piece: Piece) -> None:
+        self.facts.by_parent[parent.node_id] += piece.length
+        self._choice.went_well(parent)
 
     # -- any -------------------------------------------------------------------------------------
     def _take(self, source: wire.Connection | _FromOrigin, piece: Piece) -> None:
@@ -342,7 +378,7 @@ class StripePull:
         facts, memory, hasher = self.facts, self._memory[: piece.length], blake3()
         for start in range(0, piece.length, SLICE_BYTES):
             part = memory[start : start + SLICE_BYTES]
-            facts.capped_seconds += self._cap.take(len(part))
+            facts.capped_seconds += sum(cap.take(len(part)) for cap in self._caps)
             began = time.monotonic()
             source.read_into(part)
             arrived = time.monotonic()
