@@ -130,7 +130,7 @@ class Ours:
         choice.server.pending_tokens += uncached
         self._sent[id(request)] = uncached
         self._long_prompts[choice.server.name] += uncached >= self._bounds.long_prompt_tokens
-        self._memory.note(beginning, choice.server.name)
+        self._memory.note(beginning.digests, choice.server.name, 0.0)
         return choice.server
 
 
@@ -138,7 +138,7 @@ def describe(request: TraceRequest) -> Beginning:
     """Name the beginnings of a trace's prompt; its block ids stand for the text."""
     full = request.prefix_ids[: request.prompt_tokens // request.block_tokens]
     return Beginning(
-        tuple(block.to_bytes(16, "little") for block in full),
+        tuple(block.to_bytes(8, "little") for block in full),
         tuple(float((index + 1) * request.block_tokens) for index in range(len(full))),
         float(request.prompt_tokens),
     )

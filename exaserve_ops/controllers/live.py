@@ -266,4 +266,5 @@ def _facts(seen: ObservedReplica, weight: Weight | None) -> ReplicaFacts:
         load.kv_used_ratio,
         load.ttft_p95_seconds,
         1.0 if weight is None else weight.value,
+        None if load.kv_evicted_idle_seconds is None else load.kv_evicted_idle_seconds + load.age_seconds,
     )

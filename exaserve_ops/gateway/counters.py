@@ -46,6 +46,8 @@ class Gauges:
     open_requests: int
     waiting_requests: int
     waiting_long_prompts: int
+    known_beginnings: int
+    beginnings_untold: int
     connections: int
     kept_tokens: int
     """Of streams that may have to be continued."""
@@ -108,6 +110,8 @@ def _families(counters: Counters, gauges: Gauges) -> Iterable[tuple[str, str, li
     yield "open_requests", "gauge", [({}, gauges.open_requests)]
     yield "waiting_requests", "gauge", [({}, gauges.waiting_requests)]
     yield "waiting_long_prompts", "gauge", [({}, gauges.waiting_long_prompts)]
+    yield "known_beginnings", "gauge", [({}, gauges.known_beginnings)]
+    yield "beginnings_untold_total", "counter", [({}, gauges.beginnings_untold)]
     yield "connections", "gauge", [({}, gauges.connections)]
     yield "route_table_age_seconds", "gauge", _known(gauges.table_age_seconds)
     yield "route_table_stale", "gauge", [({}, int(gauges.is_table_stale))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ STICKY = "sticky"
 REPINNED = "repinned"
 OWNER_REASONS = (STICKY, REPINNED, policy.DRAWN)
 _HOUSEKEEPING_SECONDS = 1.0
+_UNKNOWN: tuple[None, float] = (None, 0.0)
 MODEL_MEMORY_SECONDS = 600.0
 """How long a model without replicas is remembered, so that requests wait instead of getting 404."""
 
@@ -29,6 +31,7 @@ class ReplicaSlot:
         "_facts",
         "answer_lines",
         "capacity",
+        "evicted_until_seconds",
         "group",
         "in_flight",
         "long_prompts",
@@ -58,6 +61,8 @@ class ReplicaSlot:
         """Whether this gateway could connect to it; `None` before it has tried."""
         self.capacity = 1.0
         """Its share of new work against a well replica's, as the control plane judged it of late."""
+        self.evicted_until_seconds = -math.inf
+        """What it was sent before this time of our clock has left its KV cache."""
         self.mark = markdown.CLEAR
         self.group = NodeGroup(record.node_id)
         self.routes = {why: policy.Choice(self, why) for why in OWNER_REASONS}
@@ -111,10 +116,13 @@ class ReplicaSlot:
         self.in_flight -= 1
         self.group.in_flight -= 1
 
-    def note_facts(self, facts: ReplicaFacts | None) -> None:
-        """Take the newest load, or `None` for unknown."""
+    def note_facts(self, facts: ReplicaFacts | None, as_of_seconds: float = 0.0) -> None:
+        """Take the newest load, as of a time of our clock, or `None` for unknown."""
         self._facts = facts
         self.capacity = 1.0 if facts is None else facts.weight
+        if facts is not None and facts.kv_evicted_idle_seconds is not None:
+            until = as_of_seconds - facts.kv_evicted_idle_seconds
+            self.evicted_until_seconds = max(self.evicted_until_seconds, until)
 
 
 class NodeGroup:
@@ -219,7 +227,10 @@ class Fleet:
             if slot is not None and _identity(slot.record) == _identity(record):
                 slot.record = record
             else:
+                was_known = slot is not None
                 slot = self._make_slot(record)
+                if was_known:
+                    slot.evicted_until_seconds = now  # it was started again: its memory is empty
             kept[replica_id] = slot
         for replica_id, slot in self._slots.items():
             if kept.get(replica_id) is not slot:
@@ -287,13 +298,14 @@ class Fleet:
         self._spread_facts(now)
 
     def _spread_facts(self, now: float) -> None:
-        current: dict[str, ReplicaFacts] = {}
+        current: dict[str, tuple[ReplicaFacts | None, float]] = {}
         self._spread_without = self._stale_nodes(now)
         for node_id, facts in self._facts.items():
             if node_id not in self._spread_without:
-                current.update((replica.replica_id, replica) for replica in facts.replicas)
+                as_of_seconds = self._facts_changed_seconds[node_id]
+                current.update((replica.replica_id, (replica, as_of_seconds)) for replica in facts.replicas)
         for slot in self._slots.values():
-            slot.note_facts(current.get(slot.name))
+            slot.note_facts(*current.get(slot.name, _UNKNOWN))
         for groups in (*self._groups.values(), *self._left_groups.values()):
             for group in groups:
                 group.sum_up()

@@ -27,6 +27,7 @@ class DataPlane:
 
     def __init__(self, shared: Shared, client: redis.asyncio.Redis) -> None:
         self._shared = shared
+        self._client = client
         self._table = RouteTable(0)
         """The newest: what it still has in common with the next one needs no taking in again."""
         self.first_poll = asyncio.Event()
@@ -52,6 +53,7 @@ class DataPlane:
             self._shared.turns.run(),
             self._sweep_for_ever(),
             self._reach.run(),
+            self._shared.prefix_news.run(self._client, lambda: self._shared.fleet.is_loaded),
             self._write_figures_for_ever(),
         )
 

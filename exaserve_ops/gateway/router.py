@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, SessionTable
@@ -109,13 +110,18 @@ class Router:
         *,
         bounds: Bounds,
         is_overtaking: Callable[[str], bool],
+        tell: Callable[[bytes, Sequence[bytes]], None],
         clock: Callable[[], float],
     ) -> None:
-        """Route to `fleet`. `is_overtaking`: whether a batch request of a model would pass one that waits."""
+        """Route to `fleet`. `is_overtaking`: whether a batch request of a model would pass one that waits.
+
+        `tell` is given what prompts' beginnings a replica was sent, for the other gateways.
+        """
         self._fleet = fleet
         self._sessions = sessions
         self._bounds = bounds
         self._is_overtaking = is_overtaking
+        self._tell = tell
         self._clock = clock
         self._draw = random.randrange
         self._prefixes = PrefixMemory()
@@ -173,7 +179,20 @@ class Router:
     def note_sent(self, ask: Ask, slot: ReplicaSlot) -> None:
         """Remember that a replica is about to have this prompt."""
         if ask.beginning is not None:
-            self._prefixes.note(ask.beginning, slot.name)
+            news = self._prefixes.note(ask.beginning.digests, slot.name, self._clock())
+            if news:
+                self._tell(slot.owner, news)
+
+    @property
+    def known_beginnings(self) -> int:
+        """Beginnings of prompts whose replicas are remembered."""
+        return len(self._prefixes)
+
+    def hear(self, owner: bytes, digests: Sequence[bytes], at_seconds: float) -> None:
+        """Take in what another gateway sent to a replica."""
+        slot = self._fleet.find_owner(owner)
+        if slot is not None:
+            self._prefixes.note(digests, slot.name, at_seconds)
 
     def take_long_place(self, ask: Ask, slot: ReplicaSlot) -> bool:
         """Count a request as a long prompt of the replica it goes to, if it is one there."""
@@ -203,7 +222,12 @@ class Router:
             may_be = is_well and slot not in ask.tried and slot.record.node_id != ask.avoid_node
             return slot if may_be and self._takes(slot, ask, cached_tokens) else None
 
-        best = choose_by_prefix(beginning, self._prefixes, find, (drawn.replica,) if drawn else ())
+        def evicted_until(name: str) -> float:
+            slot = self._fleet.find(name)
+            return math.inf if slot is None else slot.evicted_until_seconds
+
+        others = (drawn.replica,) if drawn else ()
+        best = choose_by_prefix(beginning, self._prefixes, find, others, evicted_until=evicted_until)
         ask.cached_tokens = best.cached_tokens if best else 0.0
         return policy.Choice(best.server, PREFIX) if best and best.cached_tokens else drawn
 

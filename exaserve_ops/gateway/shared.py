@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
 
 from exaserve_ops.adapters import turn_log
 from exaserve_ops.adapters.api_key_table import ApiKeyTable
+from exaserve_ops.adapters.prefix_news import PrefixNews
 from exaserve_ops.adapters.quota_table import QuotaTable
 from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.adapters.session_table import SessionTable
@@ -84,6 +85,7 @@ class Shared:
         self.session_link = RespLink(settings.redis_url, answer_seconds=settings.session_answer_seconds)
         self.sessions = SessionTable(self.session_link, ttl_seconds=settings.session_seconds)
         self.quotas = QuotaDesk(QuotaTable(self.session_link), clock=clock)
+        self.prefix_news = PrefixNews(self._hear, clock=clock)
         self.router = Router(
             self.fleet,
             self.sessions,
@@ -95,6 +97,7 @@ class Shared:
                 settings.long_prompt_share,
             ),
             is_overtaking=self.waiting.holds_interactive,
+            tell=self.prefix_news.add,
             clock=clock,
         )
         self.figures = SharedFigures(settings.figures, settings.process) if settings.figures else None
@@ -107,6 +110,9 @@ class Shared:
         """When Redis last answered."""
         self._started_at_unix_seconds = int(wall_clock())
         self._faults = 0
+
+    def _hear(self, owner: bytes, digests: Sequence[bytes], at_seconds: float) -> None:
+        self.router.hear(owner, digests, at_seconds)
 
     async def close(self) -> None:
         """Hang up on engines and on Redis."""
@@ -167,6 +173,8 @@ class Shared:
             open_requests=len(self.open_requests),
             waiting_requests=len(self.waiting),
             waiting_long_prompts=self.waiting.waiting_in(Queue.LONG),
+            known_beginnings=self.router.known_beginnings,
+            beginnings_untold=self.prefix_news.dropped,
             connections=len(self.connections),
             table_age_seconds=age,
             is_table_stale=age is None or age > self.settings.poll_seconds * _POLLS_TO_STALE,

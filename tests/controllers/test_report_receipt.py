@@ -172,6 +172,7 @@ telemetry = st.none() | st.builds(
     kv_used_ratio=ratios,
     ttft_p95_seconds=st.none() | st.floats(allow_nan=False),
     prefix_hit_ratio=ratios,
+    kv_evicted_idle_seconds=st.none() | st.floats(0.0, 1e6),
 )
 
 
@@ -207,7 +208,12 @@ def test_gateways_and_pages_are_told_exactly_what_the_agent_said(
     [told] = decode_table(answer).facts.values()
     assert told.received_at_seconds == 9.0
     assert [tuple(facts) for facts in told.replicas] == [
-        (seen.replica_id, *(getattr(seen.telemetry, name, None) for name in FACTS), 1.0)
+        (
+            seen.replica_id,
+            *(getattr(seen.telemetry, name, None) for name in FACTS),
+            1.0,
+            getattr(seen.telemetry, "kv_evicted_idle_seconds", None),
+        )
         for seen in said.replicas
     ]
     shown = describe_heartbeat(report.encoded)

@@ -40,6 +40,20 @@ def test_least_recently_used_content_is_evicted_first_and_ends_before_beginnings
     assert pool.match([b"new0", b"new1"]) == new
 
 
+def test_what_was_used_later_than_the_block_evicted_last_is_still_cached() -> None:
+    pool = BlockAllocator(3)
+    for now, digest in ((10.0, b"a"), (20.0, b"b"), (30.0, b"c")):
+        pool.now_seconds = now
+        blocks = pool.allocate(1) or []
+        pool.register(blocks[0], digest)
+        pool.release(blocks)
+    assert pool.evicted_idle_since_seconds is None
+    pool.now_seconds = 40.0
+    pool.allocate(2)
+    assert pool.evicted_idle_since_seconds == 20.0
+    assert pool.match([b"c"])
+
+
 def test_double_release_is_an_error() -> None:
     pool = BlockAllocator(1)
     blocks = pool.allocate(1) or []

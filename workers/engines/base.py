@@ -96,6 +96,8 @@ class EngineSample:
     requests_running: int | None = None
     requests_waiting: int | None = None
     kv_used_ratio: float | None = None
+    kv_evicted_idle_seconds: float | None = None
+    """How long ago the block that was evicted last had been used."""
     kv_total_blocks: int | None = None
     kv_block_tokens: int | None = None
     prefix_query_tokens: float | None = None

@@ -125,6 +125,9 @@ class BlockAllocator:
         self._digest_of: dict[int, bytes] = {}
         self.evicted_blocks = 0
         """Blocks whose content was given up for others', ever."""
+        self.evicted_idle_since_seconds: float | None = None
+        """Since when the block that was evicted last for lack of room had no holder, by `now_seconds`: what
+        was used later is still cached, by and large. `None`: there was always room."""
         self._evicted: OrderedDict[bytes, None] = OrderedDict()
         """Digests of content that was evicted and has not come back, oldest first."""
         if extent_blocks is None:
@@ -322,7 +325,7 @@ class BlockAllocator:
             self._file(number)
         else:
             block = self._idle.pop()
-            del self._idle_since[block]
+            self.evicted_idle_since_seconds = self._idle_since.pop(block)
             self._forget(block)
         self._touch(block).live.add(block)
         return block

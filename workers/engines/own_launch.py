@@ -58,6 +58,7 @@ def parse_own_metrics(page: str) -> EngineSample:
         requests_running=_count(found, "requests_running"),
         requests_waiting=_count(found, "requests_waiting"),
         kv_used_ratio=found.find_value(METRIC_PREFIX + "kv_used_ratio"),
+        kv_evicted_idle_seconds=found.find_value(METRIC_PREFIX + "kv_evicted_idle_seconds"),
         kv_total_blocks=_count(found, "kv_blocks", tier="accelerator"),
         kv_block_tokens=_count(found, "kv_block_tokens"),
         prefix_query_tokens=found.find_value(METRIC_PREFIX + "prefix_cache_query_tokens_total"),

@@ -69,6 +69,7 @@ def measure_window(
         kv_swaps=new.kv_swaps,
         kv_thrash_reason=new.kv_thrash_reason,
         prefix_miss_tokens_total=dict(new.prefix_miss_tokens),
+        kv_evicted_idle_seconds=new.kv_evicted_idle_seconds,
     )
 
 

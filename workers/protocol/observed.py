@@ -106,6 +106,9 @@ class ReplicaTelemetry(Part, frozen=True, kw_only=True):
     """Why nothing is swapped now, and requests queue instead; empty: all is well."""
     prefix_miss_tokens_total: dict[str, float] = {}
     """Prompt tokens not in cache, by reason: `no_shared_prefix`, `shorter_than_a_block`, `evicted`."""
+    kv_evicted_idle_seconds: float | None = None
+    """How long before the scrape the block evicted last had been used: what was used later is still cached.
+    Absent where nothing was evicted for lack of room, or goes to a lower tier. Since 1.5."""
 
 
 class ReplicaObserved(Part, frozen=True, kw_only=True):

@@ -36,7 +36,8 @@ heartbeat has the node's pools of KV blocks, and a replica's limits in them can 
 have an MPS share, and Hello says whether the node can give one; a session's KV can be sent to another
 replica.
 5: a sent session says what its blocks went by; a node is told which weights to have on its disk, and says
-which it has; a replica's model may be one of these."""
+which it has; a replica's model may be one of these; a replica's load says how
+long unused what it evicted last was."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""

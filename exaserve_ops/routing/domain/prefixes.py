@@ -13,18 +13,21 @@ else is cheaper, and has it from then on.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-DIGEST_BYTES = 16
+DIGEST_BYTES = 8
 FIRST_PIECE_BYTES = 256
 EVEN_PIECES = 16
 """Pieces of equal size at the start, where prompts part most; each later one is a quarter longer."""
 _GROWTH = 1.25
 BYTES_PER_TOKEN = 4.0
 """Of English text under the vocabularies in use; for weighing, not for counting."""
+NEWS_SECONDS = 20.0
+"""A beginning that was sent to its replica again after so long is worth telling other gateways."""
 DECODE_TOKENS = 512.0
 """What one open request costs a new one, in queued tokens of prefill; see `cost_tokens`."""
 CROWD_REQUESTS = 32.0
@@ -98,41 +101,41 @@ S = TypeVar("S", bound=Server)
 
 
 class PrefixMemory:
-    """Which replicas were sent which beginnings: bounded, least recently used ones are forgotten first."""
+    """Which replicas were sent which beginnings, and when: bounded, the least recently used go first."""
 
     def __init__(self, *, most_digests: int = 65_536, most_holders: int = 8) -> None:
         """Remember so many beginnings, and so many replicas for each."""
         self._most_digests = most_digests
         self._most_holders = most_holders
-        self._holders: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
+        self._holders: OrderedDict[bytes, dict[str, float]] = OrderedDict()
 
     def __len__(self) -> int:
         """Beginnings that are remembered."""
         return len(self._holders)
 
-    def holders(self, digest: bytes) -> tuple[str, ...]:
-        """Names of the replicas that have this beginning, the latest first."""
-        return self._holders.get(digest, ())
+    def holders(self, digest: bytes) -> Iterator[tuple[str, float]]:
+        """The replicas that have this beginning and when each was sent it last, the latest first."""
+        return reversed(self._holders.get(digest, {}).items())
 
-    def note(self, beginning: Beginning, name: str) -> None:
-        """Remember that a replica is about to have this prompt."""
-        for digest in beginning.digests:
-            known = self._holders.get(digest, ())
-            if known[:1] != (name,):
-                others = [other for other in known if other != name]
-                self._holders[digest] = (name, *others[: self._most_holders - 1])
+    def note(self, digests: Iterable[bytes], name: str, now: float) -> list[bytes]:
+        """Remember that a replica is about to have these beginnings.
+
+        Returns those of them that are news: not known of this replica, or not said for a while.
+        """
+        news = []
+        for digest in digests:
+            holders = self._holders.setdefault(digest, {})
+            noted_at_seconds = holders.pop(name, None)
+            if noted_at_seconds is None or now - noted_at_seconds > NEWS_SECONDS:
+                news.append(digest)
+            # Others' news are late: they do not take back what was seen since.
+            holders[name] = now if noted_at_seconds is None else max(now, noted_at_seconds)
+            if len(holders) > self._most_holders:
+                del holders[next(iter(holders))]
             self._holders.move_to_end(digest)
         while len(self._holders) > self._most_digests:
             self._holders.popitem(last=False)
-
-    def forget(self, digests: Iterable[bytes], name: str) -> None:
-        """A replica says that it has these no more."""
-        for digest in digests:
-            rest = tuple(other for other in self._holders.get(digest, ()) if other != name)
-            if rest:
-                self._holders[digest] = rest
-            else:
-                self._holders.pop(digest, None)
+        return news
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,27 +157,40 @@ def cost_tokens(server: Server, uncached_tokens: float) -> float:
     return work / max(server.weight, 1e-3)
 
 
+def _never(_name: str) -> float:
+    """Nothing is known to have been evicted."""
+    return -math.inf
+
+
 def choose_by_prefix(
     beginning: Beginning,
     memory: PrefixMemory,
     find: Callable[[str, float], S | None],
     others: Sequence[S],
+    *,
+    evicted_until: Callable[[str], float] = _never,
 ) -> PrefixChoice[S] | None:
     """Pick the cheapest of those that have a part of the prompt and of `others`, drawn by the caller.
 
     `find` gives a replica by its name if it can take the prompt, of which it has so many tokens, or
-    `None`. Looks at a few replicas whatever the size of the fleet. `None` if there is nobody.
+    `None`. What a replica was sent before `evicted_until` it has no more. Looks at a few replicas
+    whatever the size of the fleet. `None` if there is nobody.
     """
     cached: dict[str, tuple[S, float]] = {server.name: (server, 0.0) for server in others}
-    asked: set[str] = set()
+    asked: dict[str, float] = {}
+    """When a replica evicted last; `inf` once it has been found."""
     longest_first = zip(reversed(beginning.digests), reversed(beginning.sizes_tokens), strict=True)
     for digest, size in longest_first:
-        for name in memory.holders(digest):
-            if name not in asked:
-                asked.add(name)
-                server = find(name, size)
-                if server is not None:
-                    cached[name] = (server, size)
+        for name, noted_at_seconds in memory.holders(digest):
+            until = asked.get(name)
+            if until is None:
+                until = asked[name] = evicted_until(name)
+            if noted_at_seconds < until:
+                continue
+            asked[name] = math.inf
+            server = find(name, size)
+            if server is not None:
+                cached[name] = (server, size)
     best = min(
         cached.values(),
         key=lambda entry: (cost_tokens(entry[0], beginning.total_tokens - entry[1]), entry[0].name),

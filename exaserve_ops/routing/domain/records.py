@@ -50,6 +50,8 @@ class ReplicaFacts(NamedTuple):
     ttft_p95_seconds: float | None = None
     weight: float = 1.0
     """Its share of new work against a well replica's; 0 where it is to get none while others can."""
+    kv_evicted_idle_seconds: float | None = None
+    """How long ago the KV block evicted last had been used: what was used later is still there."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,7 @@ class ReplicaLoad(Protocol):
     prefix_hit_tokens_total: float | None
     notes: tuple[str, ...]
     kv_thrash_reason: str
+    kv_evicted_idle_seconds: float | None
 
 
 class ObservedReplica(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -50,6 +51,8 @@ class EngineLoad:
     """`None` while there is no pool yet."""
     evicted_blocks: int = 0
     """Since the start."""
+    evicted_idle_since_seconds: float | None = None
+    """Monotonic time since when the block that was evicted last had not been used."""
     tiers: TierFacts | None = None
     """`None`: the engine has no tiers below its blocks."""
 
@@ -174,6 +177,12 @@ class _LoadCollector(Collector):
         yield from block_families(PREFIX, blocks, load.tiers)
         if load.tiers is not None:
             yield from swap_families(PREFIX, load.tiers)
+        if load.evicted_idle_since_seconds is not None:
+            yield GaugeMetricFamily(
+                f"{PREFIX}_kv_evicted_idle_seconds",
+                "How long ago the block evicted last had been used: what was used later is still cached.",
+                max(0.0, time.monotonic() - load.evicted_idle_since_seconds),
+            )
         yield CounterMetricFamily(
             f"{PREFIX}_kv_evicted_blocks", "Cached blocks given up for others' content.", load.evicted_blocks
         )

@@ -297,6 +297,8 @@ class EngineLoop:
             waiting=self._scheduler.waiting + self._scheduler.fetching,
             blocks=self._allocator.use(),
             evicted_blocks=self._allocator.evicted_blocks,
+            # With tiers below, a block that leaves the accelerator is not lost.
+            evicted_idle_since_seconds=None if self._store else self._allocator.evicted_idle_since_seconds,
             tiers=self._store.facts() if self._store is not None else None,
         )
 
