@@ -43,6 +43,9 @@ SESSIONS = 8192
 MANY = 3072
 WARM_AT_ONCE = 32
 WARM_SECONDS_PER_UPSTREAM = 0.002
+REGISTER_SECONDS = 60.0
+REGISTER_SECONDS_PER_UPSTREAM = 0.2
+"""sglang-router takes a tenth of a second for each upstream, on a core of its own."""
 _PACED_FACTOR = 2
 """Paced streams last 0.3 s each: they are watched for longer."""
 
@@ -68,6 +71,11 @@ class Sample:
     cpu_us: float | None
     redis_cpu_us: float | None
 
+    @property
+    def whole_cpu_us(self) -> float | None:
+        """With what its store does for it."""
+        return None if self.cpu_us is None else self.cpu_us + (self.redis_cpu_us or 0.0)
+
 
 Samples = dict[tuple[Case, str], list[Sample]]
 
@@ -78,6 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     tools = Tools(options.vllm_python, options.sglang_python, options.nginx, options.haproxy)
     samples: Samples = {}
     missing: dict[str, dict[str, str]] = {}
+    ready: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory(prefix="bench-gateway-") as name:
         folder = Path(name)
         try:
@@ -86,14 +95,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with running(pinned(LOAD_CORE, [str(mock), str(port)]), folder / "mock.log") as process:
                 wait_for_port(port, process)
                 for count in options.upstreams:
-                    site = Site(folder, port, upstream_hosts(count), tools)
+                    patience = options.register_seconds or _patience_seconds(count)
+                    site = Site(folder, port, upstream_hosts(count), tools, patience)
                     with started(site, options.contenders) as running_now:
+                        ready[str(count)] = {one.name: round(one.ready_seconds, 1) for one in running_now}
                         _compare(samples, running_now, load, options, count)
                     missing[str(count)] = site.missing
         except ProgramError as error:
             print(f"bench.gateway: {error}", file=sys.stderr)
             return 1
-    report = {**ratios(samples), "missing": missing, "cases": list(_tell(samples))}
+    report = {
+        **ratios(samples),
+        "missing": missing,
+        "ready_seconds": ready,
+        "cases": list(_tell(samples)),
+    }
     print(json.dumps(report, indent=1) if options.json else _as_text(report))
     return 0
 
@@ -107,11 +123,21 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", nargs="+", type=int, default=list(CONCURRENCIES))
     parser.add_argument("--upstreams", nargs="+", type=int, default=[1, MANY])
     parser.add_argument("--contenders", nargs="+", default=list(contenders.ALL), choices=list(contenders.ALL))
+    parser.add_argument(
+        "--register-seconds",
+        type=float,
+        default=0.0,
+        help="how long a router may take to register its upstreams",
+    )
     parser.add_argument("--vllm-python", default="", help="a Python that has vllm-router")
     parser.add_argument("--sglang-python", default="", help="a Python that has sglang-router")
     parser.add_argument("--nginx", default="", help="nginx's binary, if not in PATH")
     parser.add_argument("--haproxy", default="", help="HAProxy's binary, if not in PATH")
     return parser.parse_args(arguments)
+
+
+def _patience_seconds(upstreams: int) -> float:
+    return REGISTER_SECONDS + REGISTER_SECONDS_PER_UPSTREAM * upstreams
 
 
 def _compare(
@@ -176,6 +202,7 @@ def ratios(samples: Mapping[tuple[Case, str], Sequence[Sample]]) -> dict[str, fl
     ]
     return {
         "plain_ratio_vs_vllm_router": _worst(samples, PLAIN, 1, contenders.VLLM),
+        "plain_cpu_ratio_vs_vllm_router": _least_saving(samples, contenders.VLLM),
         "stream_ratio_vs_vllm_router": _worst(samples, BURST, 1, contenders.VLLM),
         "plain_ratio_at_3072_upstreams": _worst(samples, PLAIN, MANY, contenders.VLLM),
         "plain_ratio_vs_nginx": _worst(samples, PLAIN, 1, contenders.NGINX),
@@ -201,6 +228,18 @@ def _worst(
                     for mine, theirs in pairs
                 )
             )
+    return round(min(found), 2) if found else None
+
+
+def _least_saving(samples: Mapping[tuple[Case, str], Sequence[Sample]], peer: str) -> float | None:
+    """A peer's CPU time for a plain request over ours with our store's, the worse of the concurrencies."""
+    found: list[float] = []
+    for at_once in JUDGED:
+        case = Case(PLAIN, at_once, 1)
+        theirs = _median([one.cpu_us for one in samples.get((case, peer), ())])
+        ours = _median([one.whole_cpu_us for one in samples.get((case, contenders.OURS), ())])
+        if theirs is not None and ours is not None:
+            found.append(theirs / max(1e-9, ours))
     return round(min(found), 2) if found else None
 
 
@@ -251,7 +290,11 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _as_text(report: Mapping[str, Any]) -> str:
-    lines = [f"{name}: {value}" for name, value in report.items() if name not in {"cases", "missing"}]
+    lines = [
+        f"{name}: {value}"
+        for name, value in report.items()
+        if name not in {"cases", "missing", "ready_seconds"}
+    ]
     for upstreams, reasons in report["missing"].items():
         lines += [f"{name} at {upstreams} upstream(s): {why}" for name, why in reasons.items()]
     return "\n".join(lines)

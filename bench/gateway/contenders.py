@@ -37,8 +37,7 @@ KEY = "sk-bench"
 MODEL = "m"
 REPLICAS_PER_NODE = 12
 _ROOT = Path(__file__).resolve().parents[2]
-_READY_SECONDS = 30.0
-_REGISTER_SECONDS_PER_UPSTREAM = 0.15
+_READY_SECONDS = 60.0
 
 
 @dataclass(slots=True)
@@ -50,6 +49,8 @@ class Contender:
     pid: int | None
     redis_pid: int | None = None
     """Ours alone has a store; its time is told beside, not hidden."""
+    ready_seconds: float = 0.0
+    """From its start to its first answer; some register each upstream by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,8 @@ class Site:
     mock_port: int
     hosts: Sequence[str]
     tools: Tools
+    register_seconds: float = _READY_SECONDS
+    """How long a router may take until it answers."""
     missing: dict[str, str] = field(default_factory=dict)
     """Why a peer takes no part."""
 
@@ -121,8 +124,8 @@ def run_ours(site: Site) -> Iterator[Contender]:
     with running(pinned(programs.LOAD_CORE, valkey), site.folder / "valkey.log") as store:
         _write_table(url, site)
         with running(command, site.folder / "ours.log", env=environment, cwd=_ROOT) as process:
-            _wait_until_it_answers(port, process, _READY_SECONDS)
-            yield Contender(OURS, port, process.pid, store.pid)
+            seconds = _wait_until_it_answers(port, process, _READY_SECONDS)
+            yield Contender(OURS, port, process.pid, store.pid, seconds)
 
 
 def _write_table(url: str, site: Site) -> None:
@@ -182,10 +185,9 @@ def run_router(name: str, command: Sequence[str], site: Site) -> Iterator[Conten
         *command, "--host", "127.0.0.1", "--port", str(port), "--log-level", "error",
         "--prometheus-port", str(free_port()), "--worker-urls", *site.urls,
     ]  # fmt: skip
-    patience = _READY_SECONDS + _REGISTER_SECONDS_PER_UPSTREAM * len(site.hosts)
     with running(pinned(PROXY_CORE, command), site.folder / f"{name}.log") as process:
-        _wait_until_it_answers(port, process, patience)
-        yield Contender(name, port, process.pid)
+        seconds = _wait_until_it_answers(port, process, site.register_seconds)
+        yield Contender(name, port, process.pid, ready_seconds=seconds)
 
 
 @contextlib.contextmanager
@@ -214,8 +216,8 @@ http {{
 """)
     command = pinned(PROXY_CORE, [binary, "-c", str(configuration)])
     with running(command, site.folder / "nginx.log") as process:
-        _wait_until_it_answers(port, process, _READY_SECONDS)
-        yield Contender(NGINX, port, process.pid)
+        seconds = _wait_until_it_answers(port, process, _READY_SECONDS)
+        yield Contender(NGINX, port, process.pid, ready_seconds=seconds)
 
 
 @contextlib.contextmanager
@@ -249,8 +251,8 @@ backend engines
     command = pinned(PROXY_CORE, [binary, "-db", "-f", str(configuration)])
     log = site.folder / "haproxy.log"
     with running(command, log, env=dict(os.environ) | libraries) as process:
-        _wait_until_it_answers(port, process, _READY_SECONDS)
-        yield Contender(HAPROXY, port, process.pid)
+        seconds = _wait_until_it_answers(port, process, _READY_SECONDS)
+        yield Contender(HAPROXY, port, process.pid, ready_seconds=seconds)
 
 
 _STARTERS: dict[str, Callable[[Site], contextlib.AbstractContextManager[Contender]]] = {
@@ -275,9 +277,13 @@ def find_python(package: str, given: str, option: str) -> str:
     return sys.executable
 
 
-def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Wait until a chat is answered by 200: some listen long before they serve. Raises `ProgramError`."""
-    deadline = time.monotonic() + seconds
+def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], seconds: float) -> float:
+    """Wait until a chat is answered by 200: some listen long before they serve.
+
+    Returns how many seconds that took. Raises `ProgramError`.
+    """
+    began = time.monotonic()
+    deadline = began + seconds
     wait_for_port(port, process, seconds)
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
@@ -288,7 +294,7 @@ def _wait_until_it_answers(port: int, process: subprocess.Popen[bytes], seconds:
         try:
             with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - loopback
                 if answer.status == 200:  # noqa: PLR2004 - HTTP's
-                    return
+                    return time.monotonic() - began
         except OSError as error:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise ProgramError(f"does not serve after {seconds:.0f} s: {error}") from error

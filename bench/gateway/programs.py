@@ -16,7 +16,7 @@ import psutil
 HERE = Path(__file__).resolve().parent
 PROXY_CORE = 0
 LOAD_CORE = 1
-_START_SECONDS = 10.0
+_START_SECONDS = 60.0
 _PATIENCE_SECONDS = 30.0
 
 

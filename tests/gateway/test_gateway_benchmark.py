@@ -48,6 +48,19 @@ def test_ratios_are_those_of_rounds_side_by_side_at_the_worse_concurrency() -> N
     assert told["plain_ratio_vs_nginx"] is None
 
 
+def test_cpu_time_counts_with_that_of_the_store() -> None:
+    burst = Burst(1, 0, 1.0, 1.0, 1.0, 1.0, 1.0, 1)
+    told = ratios(
+        {
+            (Case(PLAIN, 32, 1), OURS): [Sample(burst, 20.0, 5.0), Sample(burst, 20.0, 5.0)],
+            (Case(PLAIN, 32, 1), VLLM): [Sample(burst, 50.0, None)],
+            (Case(PLAIN, 256, 1), OURS): [Sample(burst, 30.0, None)],
+            (Case(PLAIN, 256, 1), VLLM): [Sample(burst, 54.0, None)],
+        }
+    )
+    assert told["plain_cpu_ratio_vs_vllm_router"] == 1.8
+
+
 def test_each_upstream_has_an_address_of_its_own_on_this_machine() -> None:
     hosts = upstream_hosts(3072)
     assert len(set(hosts)) == 3072
@@ -61,7 +74,7 @@ def test_benchmark_measures_our_gateway_and_names_what_is_missing() -> None:
         *("--kinds", PLAIN, BURST, "--concurrency", "2", "--upstreams", "2"),
         *("--contenders", contenders.DIRECT, OURS, NGINX, "--nginx", "/nowhere/nginx"),
     ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=50)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False, timeout=150)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     ours = [case for case in report["cases"] if case["contender"] == OURS]
@@ -70,4 +83,5 @@ def test_benchmark_measures_our_gateway_and_names_what_is_missing() -> None:
         case["requests_per_second"] > 0 and case["failed"] == 0 and case["cpu_us"] > 0 for case in ours
     )
     assert NGINX in report["missing"]["2"]
+    assert report["ready_seconds"]["2"][OURS] > 0
     assert report["plain_ratio_vs_nginx"] is None
