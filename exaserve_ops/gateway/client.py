@@ -39,6 +39,8 @@ class ClientConnection(asyncio.Protocol):
         self._shared = shared
         self._roles = shared.roles
         self._heads = shared.heads
+        self._outbox = shared.outbox
+        self._unsent = b""
         self._transport: asyncio.Transport = cast("asyncio.Transport", None)  # until connected
         self._parser = httptools.HttpRequestParser(self)
         self._is_loopback = False
@@ -202,8 +204,19 @@ class ClientConnection(asyncio.Protocol):
         return not request.keep_alive or self._shared.is_draining
 
     def write(self, data: bytes) -> None:
-        """Send bytes of the answer, unless the client has just left (uvloop would raise)."""
-        if not self._transport.is_closing():
+        """Send bytes of the answer, unless the client has just left."""
+        if self._unsent:
+            self._unsent += data
+            if len(self._unsent) > _WRITE_BUFFER_BYTES:
+                self.flush()  # a client that is slow has to be known to be
+        else:
+            self._unsent = data
+            self._outbox.add(self)
+
+    def flush(self) -> None:
+        """Hand what was written in this turn of the loop to the transport."""
+        data, self._unsent = self._unsent, b""
+        if data and not self._transport.is_closing():
             self._transport.write(data)
 
     def refuse(self, request: Request, refusal: Refusal) -> None:
@@ -346,6 +359,7 @@ class ClientConnection(asyncio.Protocol):
     def _close(self) -> None:
         if self._is_closing or self._transport.is_closing():
             return
+        self.flush()
         self._is_closing = True
         if not self._is_deaf:
             self._deadline_seconds = self._shared.clock() + self._shared.settings.client_stall_seconds

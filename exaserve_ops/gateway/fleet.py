@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from exaserve_ops.adapters.session_table import owner_digest
+from exaserve_ops.gateway.outbox import Outbox
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.upstream import UpstreamPool, authority
 from exaserve_ops.routing.domain import markdown, policy
@@ -168,8 +169,9 @@ class NodeGroup:
 class Fleet:
     """All replicas, grouped by model and node, kept over each change of the route table."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, outbox: Outbox) -> None:
         self._settings = settings
+        self._outbox = outbox
         self._slots: dict[str, ReplicaSlot] = {}
         self._by_owner: dict[bytes, ReplicaSlot] = {}
         self._groups: dict[str, list[NodeGroup]] = {}
@@ -280,6 +282,7 @@ class Fleet:
         pool = UpstreamPool(
             record.host,
             record.port,
+            outbox=self._outbox,
             connect_seconds=settings.connect_seconds,
             idle_seconds=settings.upstream_idle_seconds,
             idle_limit=settings.upstream_idle_connections,

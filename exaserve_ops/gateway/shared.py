@@ -22,6 +22,7 @@ from exaserve_ops.gateway.counters import Counters, Family, Gauges, families_of,
 from exaserve_ops.gateway.familiar import FamiliarHeads
 from exaserve_ops.gateway.fleet import Fleet
 from exaserve_ops.gateway.headers import Roles
+from exaserve_ops.gateway.outbox import Outbox
 from exaserve_ops.gateway.problems import Problems
 from exaserve_ops.gateway.processes import SharedFigures
 from exaserve_ops.gateway.quotas import QuotaDesk
@@ -65,7 +66,9 @@ class Shared:
         self.settings = settings
         self.clock = clock
         self.wall_clock = wall_clock
-        self.fleet = Fleet(settings)
+        self.open_requests: set[OpenRequest] = set()
+        self.outbox = Outbox(self.open_requests)
+        self.fleet = Fleet(settings, self.outbox)
         self.keys = ApiKeyTable()
         session_headers = settings.session_header_names
         self.roles = Roles(session_headers)
@@ -102,7 +105,6 @@ class Shared:
         )
         self.figures = SharedFigures(settings.figures, settings.process) if settings.figures else None
         self.connections: set[Connection] = set()
-        self.open_requests: set[OpenRequest] = set()
         self.is_draining = False
         self.last_client_left = asyncio.Event()
         """Set when, while draining, no client is connected any more."""

@@ -14,6 +14,7 @@ import httptools
 
 from exaserve_ops.gateway import headers
 from exaserve_ops.gateway.framing import ChunkedFrame, CloseFrame, Frame, FramingError, LengthFrame
+from exaserve_ops.gateway.outbox import Outbox
 
 _LONGEST_HEAD_BYTES = 64 * 1024
 _HEAD_END = b"\r\n\r\n"
@@ -89,6 +90,7 @@ class UpstreamConnection(asyncio.Protocol):
         "_pool",
         "_read",
         "_transport",
+        "_unsent",
         "idle_since_seconds",
         "is_reused",
     )
@@ -99,6 +101,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._listener: Listener | None = None
         self._frame: Frame | None = None
         self._read = b""
+        self._unsent = b""
         self._any_received = False
         self._keep_alive = False
         self._is_paused = False
@@ -111,17 +114,25 @@ class UpstreamConnection(asyncio.Protocol):
         self._listener = listener
         self._frame = None
         self._read = b""
+        self._unsent = b""
         self._any_received = False
         if self._transport.is_closing():
             return  # closed since it was taken; `connection_lost` is about to say so
         if len(body) <= _JOINED_BODY_BYTES:
-            self._transport.write(head + body)
+            self._unsent = head + body
+            self._pool.outbox.add(self)
         else:
             # An engine that is too busy to read keeps its window shut, which its kernel says at once.
             # To the time-out that is the same as a host that is gone.
             notice_dead_host(self._transport, after_milliseconds=0)
             self._transport.write(head)
             self._transport.write(body)
+
+    def flush(self) -> None:
+        """Hand the request to the transport."""
+        request, self._unsent = self._unsent, b""
+        if request and not self._transport.is_closing():
+            self._transport.write(request)
 
     def pause(self) -> None:
         """Read no more until `resume`: the client is slower than the engine."""
@@ -157,8 +168,8 @@ class UpstreamConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         listener = self._listener
-        if listener is None:  # an engine that speaks without being asked is not to be trusted
-            self._transport.abort()
+        if listener is None or self._unsent:
+            self._transport.abort()  # an engine that speaks without being asked is not to be trusted
             return
         self._any_received = True
         try:
@@ -223,11 +234,28 @@ class UpstreamConnection(asyncio.Protocol):
 class UpstreamPool:
     """Connections to one replica at one address."""
 
-    __slots__ = ("_connect_seconds", "_idle", "_idle_limit", "_idle_seconds", "_retired", "host", "port")
+    __slots__ = (
+        "_connect_seconds",
+        "_idle",
+        "_idle_limit",
+        "_idle_seconds",
+        "_retired",
+        "host",
+        "outbox",
+        "port",
+    )
 
     def __init__(
-        self, host: str, port: int, *, connect_seconds: float, idle_seconds: float, idle_limit: int
+        self,
+        host: str,
+        port: int,
+        *,
+        outbox: Outbox,
+        connect_seconds: float,
+        idle_seconds: float,
+        idle_limit: int,
     ) -> None:
+        self.outbox = outbox
         self.host = host.removeprefix("[").removesuffix("]")
         self.port = port
         self._connect_seconds = connect_seconds
