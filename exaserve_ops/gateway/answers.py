@@ -115,6 +115,20 @@ class JsonAnswer:
         return _ending_of(b"".join(self._parts)).usage or NO_USAGE
 
 
+class NoAnswer(JsonAnswer):
+    """What there is before a head was read: the same for all requests, so nothing is kept in it."""
+
+    __slots__ = ()
+
+    def relay(self, passed: bytes, payload: bytes) -> bytes:  # noqa: ARG002 - an `Answer`
+        """There is nothing to take."""
+        return passed
+
+    def usage(self) -> Usage:
+        """Unknown."""
+        return NO_USAGE
+
+
 class StreamAnswer:
     """A stream of events, of which the end is kept."""
 

@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from exaserve_ops.adapters.quota_table import QuotaVerdict
 from exaserve_ops.adapters.session_table import SessionEntry
 from exaserve_ops.gateway import headers, refusals
-from exaserve_ops.gateway.answers import Answer, JsonAnswer, StreamAnswer, interruption_of, judge
+from exaserve_ops.gateway.answers import Answer, JsonAnswer, NoAnswer, StreamAnswer, interruption_of, judge
 from exaserve_ops.gateway.client_port import Client
 from exaserve_ops.gateway.fleet import ReplicaSlot
 from exaserve_ops.gateway.framing import Frame
@@ -30,6 +30,7 @@ _CLIENT_GONE_STATUS = 499
 """What proxies write down for a client that left; nobody receives it."""
 FIRST_SERVER_ERROR_STATUS = 500
 _TOKEN_REFUSED_STATUSES = frozenset({401, 403})
+_NO_ANSWER = NoAnswer()
 
 
 class Exchange:
@@ -78,7 +79,7 @@ class Exchange:
         self._upstream: UpstreamConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._frame: Frame | None = None
-        self._answer: Answer = JsonAnswer()
+        self._answer: Answer = _NO_ANSWER
         self._unsent_head = b""
 
     # ------------------------------------------------------------------ towards a replica
@@ -186,9 +187,9 @@ class Exchange:
         self._account.attempts += 1
         self._attempts_left -= 1
         slot.acquire()
-        self._pending_tokens = self._ask.uncached_tokens
-        slot.pending_tokens += self._pending_tokens
-        self._is_long = self._shared.router.take_long_place(self._ask, slot)
+        pending_tokens = self._pending_tokens = self._ask.uncached_tokens
+        slot.pending_tokens += pending_tokens
+        self._is_long = self._shared.router.take_long_place(self._ask, slot, pending_tokens)
         self._shared.router.note_sent(self._ask, slot)
         slot.mark = markdown.note_attempt(slot.mark, self._shared.clock())
         connection = slot.pool.take()
@@ -274,8 +275,7 @@ class Exchange:
 
     def _begin_answer(self, head: AnswerHead, slot: ReplicaSlot) -> Frame:
         frame = self._frame = head.frame()
-        if head.is_stream:
-            self._answer = StreamAnswer()
+        self._answer = StreamAnswer() if head.is_stream else JsonAnswer()
         self._prepare_head(head, frame, slot)
         return frame
 
@@ -333,9 +333,8 @@ class Exchange:
     def _prepare_head(self, head: AnswerHead, frame: Frame, slot: ReplicaSlot) -> None:
         """Make the client's head, which is sent with the first bytes of the body."""
         self._account.status = head.status
-        self._unsent_head = b"%b%b%b%b%bx-request-id: %b\r\nx-exaops-route: %b\r\n%b\r\n" % (
-            headers.status_line(head.status),
-            head.lines,
+        self._unsent_head = b"%b%b%b%bx-request-id: %b\r\nx-exaops-route: %b\r\n%b\r\n" % (
+            head.opening,
             frame.header(),
             slot.answer_lines,
             self._answer_line,
@@ -470,7 +469,8 @@ class Exchange:
         """The one place where a request ends."""
         self._phase = Phase.ENDED
         shared = self._shared
-        shared.waiting.discard(self)
+        if self._wait_until_seconds:
+            shared.waiting.discard(self)
         shared.open_requests.discard(self)
         if self._task is not None and self._task is not asyncio.current_task():
             self._task.cancel()

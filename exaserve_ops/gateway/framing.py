@@ -150,7 +150,7 @@ class ChunkedFrame:
             line_end = find(_LINE_END, position, position + _LONGEST_LINE_BYTES)
             size = known_size(data[position:line_end], 0)
             after = line_end + size + 4  # two line ends
-            if line_end < 0 or not size or after > end or data[after - 2 : after] != _LINE_END:
+            if line_end < 0 or not size or after > end or not data.startswith(_LINE_END, after - 2):
                 return position
             keep(data[line_end + 2 : after - 2])
             position = after

@@ -71,6 +71,9 @@ class Request:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+Prompt = bytes | msgspec.Raw
+"""A part of the body. A `Raw` is not copied out of it until somebody wants to look into it."""
+
 _NO_TEXT = msgspec.Raw()
 
 
@@ -85,9 +88,9 @@ class RoutedFields(msgspec.Struct, frozen=True):
     prompt: msgspec.Raw = _NO_TEXT
 
     @property
-    def text(self) -> bytes:
+    def text(self) -> Prompt:
         """The prompt's part of the body, as it came: where two begin alike, so do these."""
-        return bytes(self.messages or self.prompt)
+        return self.messages or self.prompt
 
 
 _decoder = msgspec.json.Decoder(RoutedFields)

@@ -13,6 +13,7 @@ from exaserve_ops.adapters.session_table import NOBODY, OnEntry, SessionEntry, S
 from exaserve_ops.gateway import refusals
 from exaserve_ops.gateway.fleet import REPINNED, STICKY, Fleet, NodeGroup, ReplicaSlot
 from exaserve_ops.gateway.owners import RecentOwners
+from exaserve_ops.gateway.requests import Prompt
 from exaserve_ops.routing.domain import markdown, policy
 from exaserve_ops.routing.domain.prefixes import (
     BYTES_PER_TOKEN,
@@ -64,7 +65,7 @@ class Ask:
     """Goes only where little is open, and overtakes nobody who waits."""
     is_long: bool = False
     """Takes the place of a long prompt, whatever its size."""
-    prompt: bytes = b""
+    prompt: Prompt = b""
     """Its part of the body, as it came."""
     long_places_taken: bool = False
     """Whether as many replicas compute long prompts already as may."""
@@ -194,9 +195,9 @@ class Router:
         if slot is not None:
             self._prefixes.note(digests, slot.name, at_seconds)
 
-    def take_long_place(self, ask: Ask, slot: ReplicaSlot) -> bool:
+    def take_long_place(self, ask: Ask, slot: ReplicaSlot, uncached_tokens: float) -> bool:
         """Count a request as a long prompt of the replica it goes to, if it is one there."""
-        if not ask.is_long and ask.uncached_tokens < self._bounds.long_prompt_tokens:
+        if not ask.is_long and uncached_tokens < self._bounds.long_prompt_tokens:
             return False
         slot.long_prompts += 1
         self._long_prompts[ask.model] += 1
@@ -211,7 +212,7 @@ class Router:
 
     def _pick_by_prefix(self, ask: Ask, drawn: Route | None) -> Route | None:
         """Prefer a replica that has the prompt's beginning, if it is not too busy for that to pay."""
-        beginning = ask.beginning = ask.beginning or describe_text(ask.prompt)
+        beginning = ask.beginning = ask.beginning or describe_text(bytes(ask.prompt))
         now = self._clock()
 
         def find(name: str, cached_tokens: float) -> ReplicaSlot | None:
@@ -240,13 +241,18 @@ class Router:
 
         The turn may leave at once. What the table says comes to `then`: the truth, if it moved meanwhile.
         """
-        if ask.entry is not None or ask.is_batch or self._may_be_long(ask) or not self._has_table(ask):
+        if not ask.session_id or ask.entry is not None or ask.is_batch or self._may_be_long(ask):
             return None
-        entry = self._owners.find(ask.model, ask.session_id, self._clock())
+        now = self._clock()
+        entry = self._owners.find(ask.model, ask.session_id, now) if self._is_table_there(now) else None
         if entry is None:
             return None
         owner = self._fleet.find_owner(entry.owner)
-        if owner is None or not self._still_serves(owner, ask) or owner.in_flight >= self._bounds.in_flight:
+        if (
+            owner is None
+            or not self._still_serves(owner, ask, now)
+            or owner.in_flight >= self._bounds.in_flight
+        ):
             return None
         ask.entry = entry
         ask.cached_tokens = float(entry.context_tokens)
@@ -288,12 +294,15 @@ class Router:
             self._owners.note(ask.model, ask.session_id, entry, self._clock())
 
     def _has_table(self, ask: Ask) -> bool:
-        return bool(ask.session_id) and self._clock() >= self._sessions_away_until_seconds
+        return bool(ask.session_id) and self._is_table_there(self._clock())
+
+    def _is_table_there(self, now: float) -> bool:
+        return now >= self._sessions_away_until_seconds
 
     def _pick_owner(self, ask: Ask, entry: SessionEntry) -> Route | Obstacle | None:
         """Return the session's own replica while it serves, though it may be full."""
         owner = self._fleet.find_owner(entry.owner)
-        if owner is None or not self._still_serves(owner, ask):
+        if owner is None or not self._still_serves(owner, ask, self._clock()):
             return None
         if owner.in_flight >= self._limit_of(ask):
             return Obstacle.FULL
@@ -304,13 +313,13 @@ class Router:
             return owner.routes[REPINNED]
         return owner.routes[policy.DRAWN if entry.turns == 1 else STICKY]
 
-    def _still_serves(self, owner: ReplicaSlot, ask: Ask) -> bool:
+    def _still_serves(self, owner: ReplicaSlot, ask: Ask, now: float) -> bool:
         return (
             owner.record.serves_sessions
             and owner.is_open
             and owner.record.model == ask.model
             and owner not in ask.tried
-            and markdown.is_open(owner.mark, self._clock())
+            and markdown.is_open(owner.mark, now)
         )
 
     def _has_room(self, slot: ReplicaSlot, ask: Ask) -> bool:

@@ -43,8 +43,8 @@ class AnswerHead:
     """Head of an engine's answer."""
 
     status: int
-    lines: bytes
-    """Header lines that the client gets."""
+    opening: bytes
+    """Status line and header lines that the client gets."""
     framing: Framing
     length_bytes: int = 0
     is_stream: bool = False
@@ -334,18 +334,18 @@ def read_answer_head(data: bytes) -> AnswerHead:
     parser = httptools.HttpResponseParser(reader)
     parser.feed_data(data)
     status = parser.get_status_code()
-    lines = headers.client_lines(reader.headers)
+    opening = headers.status_line(status) + headers.client_lines(reader.headers)
     keep_alive = parser.should_keep_alive()
     if status in _BODILESS_STATUSES or status < _FIRST_FINAL_STATUS:
-        return AnswerHead(status, lines, Framing.LENGTH, 0, reader.is_stream, keep_alive)
+        return AnswerHead(status, opening, Framing.LENGTH, 0, reader.is_stream, keep_alive)
     if reader.codings:
         if reader.codings != b"chunked":
             raise FramingError("unknown transfer coding")
-        return AnswerHead(status, lines, Framing.CHUNKED, 0, reader.is_stream, keep_alive)
+        return AnswerHead(status, opening, Framing.CHUNKED, 0, reader.is_stream, keep_alive)
     if reader.content_length is not None:
         length = reader.content_length
-        return AnswerHead(status, lines, Framing.LENGTH, length, reader.is_stream, keep_alive)
-    return AnswerHead(status, lines, Framing.CLOSE, 0, reader.is_stream, keep_alive=False)
+        return AnswerHead(status, opening, Framing.LENGTH, length, reader.is_stream, keep_alive)
+    return AnswerHead(status, opening, Framing.CLOSE, 0, reader.is_stream, keep_alive=False)
 
 
 _remembered_head = functools.lru_cache(maxsize=_REMEMBERED_HEADS)(read_answer_head)
