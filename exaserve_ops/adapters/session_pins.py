@@ -22,10 +22,10 @@ _TRIES = 2
 class RedisSessionPins:
     """Looks conversations up and moves them. For one thread; its loop runs only while it asks."""
 
-    def __init__(self, redis_url: str) -> None:
+    def __init__(self, redis_url: str, *, ttl_seconds: int) -> None:
         self._runner = asyncio.Runner()
         self._link = RespLink(redis_url, answer_seconds=ANSWER_SECONDS)
-        self._table = SessionTable(self._link)
+        self._table = SessionTable(self._link, ttl_seconds=ttl_seconds)
 
     def find(self, model: str, session_id: str, replica_ids: Sequence[str], /) -> Pin | None:
         """Which of these replicas has it; `None` without an entry. Raises `ConnectionError`."""

@@ -146,6 +146,7 @@ class SessionTable:
     """The table, over one link. What is asked while a call is under way goes into the next one."""
 
     def __init__(self, link: RespLink, *, ttl_seconds: int = DEFAULT_TTL_SECONDS) -> None:
+        """Sessions are forgotten `ttl_seconds` after their last turn: all who write it must agree."""
         self._link = link
         self._ttl = word(b"%d" % ttl_seconds)
         self._keys: list[bytes] = []

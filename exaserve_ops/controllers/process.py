@@ -19,6 +19,8 @@ from exaserve_ops.controllers import store_users
 from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.drains import DrainWatch
 from exaserve_ops.controllers.fleet_state import RECENT_DEATHS_SECONDS, FleetState
+from exaserve_ops.controllers.handover import LOOK_EVERY_SECONDS as HANDOVER_SECONDS
+from exaserve_ops.controllers.handover import HandoverWatch
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.installations import InstallationPorts, Installations
 from exaserve_ops.controllers.kv_watch import LOOK_EVERY_SECONDS as KV_LOOK_SECONDS
@@ -147,6 +149,7 @@ class Controllers:
             self._state, adapters.link, adapters.pins, MovePolicy(limits=adapters.move_limits)
         )
         self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf)
+        self._handover = HandoverWatch(self._state)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
         self._rollouts = RolloutDriver(self._queue)
@@ -206,6 +209,7 @@ class Controllers:
             self._thread("slowness", self._slowness.step, LOOK_EVERY_SECONDS),
             self._thread("kv", self._kv.step, KV_LOOK_SECONDS),
             self._thread("moves", self._moves.step, MOVE_SECONDS),
+            self._thread("handover", self._handover.step, HANDOVER_SECONDS),
             self._thread("weights", self._weights.step, WEIGHTS_LOOK_SECONDS),
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),

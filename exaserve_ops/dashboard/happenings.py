@@ -68,6 +68,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "stop": "was told to stop",
         "cancel": "was cancelled before it ran",
         "exited": "exited",
+        "handed_over": "has handed its sessions over",
         "departure_asked": "is being left by its sessions",
         "departure_withdrawn": "keeps its sessions after all",
         "stalled": "stalled",

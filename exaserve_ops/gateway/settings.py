@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 import msgspec
 
+from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
+
 PREFIX = "EXAOPS_GATEWAY_"
 
 
@@ -71,7 +73,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Share of a model's replicas that compute long prompts at once."""
     long_wait_seconds: float = 90.0
     poll_seconds: float = 2.0
-    session_seconds: int = 24 * 3600
+    session_seconds: int = DEFAULT_TTL_SECONDS
     session_answer_seconds: float = 0.150
     session_headers: str = "x-session-id,x-smg-routing-key,x-conversation-id"
     """Names of headers that may carry a session's id, by commas; the first that is there counts."""

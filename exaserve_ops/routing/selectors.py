@@ -35,7 +35,7 @@ def routes() -> dict[str, RouteRecord]:
             *("status", "reach"),
             *("node_id", "node__name", "node__key_epoch", "node__liveness"),
             *("deployment__served_name", "deployment__name"),
-            *("departure", "node__drain_status"),
+            *("departure", "node__drain_status", "handed_over_at"),
         )
     )
     return {str(row[0]): _route(*row) for row in rows}
@@ -69,7 +69,8 @@ def _route(
     generation: int,
     *place: Any,  # noqa: ANN401 - columns of one row, in the query's order
 ) -> RouteRecord:
-    status, reach, node_id, node_name, key_epoch, liveness, model, deployment, departure, drain = place
+    status, reach, node_id, node_name, key_epoch, liveness, *more = place
+    model, deployment, departure, drain, handed_over_at = more
     host, _, port = address.rpartition(":")
     return RouteRecord(
         replica_id=str(pk),
@@ -86,4 +87,5 @@ def _route(
         reached=reach not in CLOSED,
         node_suspect=liveness == SUSPECT,
         is_left=bool(departure) or drain != NOT_DRAINED,
+        keeps_sessions=status == states.DRAINING and handed_over_at is None,
     )

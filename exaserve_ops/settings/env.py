@@ -41,6 +41,8 @@ class Environment:
     """Whether nodes may be reached by loopback or link-local addresses: all is on one machine."""
     ssh_free_disk_bytes: int = 0
     """Free space asked of such a machine; 0: what the agent is known to need."""
+    session_seconds: int = 0
+    """After its last turn a session is forgotten: as gateways are told. 0: their default."""
     moves_per_node: int = 2
     """Moves of sessions at once, from or to a node."""
     moves_per_fleet: int = 32
@@ -107,6 +109,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
         redis_node_users=_switch(environ, "EXAOPS_REDIS_NODE_USERS", default=True),
         allow_local_addresses=_switch(environ, "EXAOPS_ALLOW_LOCAL_ADDRESSES", default=False),
         ssh_free_disk_bytes=_count(environ, "EXAOPS_SSH_FREE_DISK_MIB", 0, least=0) << 20,
+        session_seconds=_count(environ, "EXAOPS_GATEWAY_SESSION_SECONDS", 0, least=0),
         moves_per_node=_count(environ, "EXAOPS_MOVES_PER_NODE", 2, least=0),
         moves_per_fleet=_count(environ, "EXAOPS_MOVES_PER_FLEET", 32, least=0),
         move_bytes_per_second=_count(environ, "EXAOPS_MOVE_MIB_PER_SECOND", 256) << 20,

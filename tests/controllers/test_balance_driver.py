@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from exaserve_ops.adapters.session_pins import RedisSessionPins
+from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
 from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
 from exaserve_ops.lib import clock
@@ -41,7 +42,7 @@ class World:
         self.report()
         Release.objects.update(engine=TORCH)
         self.replicas = list(Replica.objects.order_by("node__name"))
-        self.pins = RedisSessionPins(os.environ["REDIS_URL"])
+        self.pins = RedisSessionPins(os.environ["REDIS_URL"], ttl_seconds=DEFAULT_TTL_SECONDS)
         now = clock.now()
         for number in range(12):
             name = f"talk-{number}"

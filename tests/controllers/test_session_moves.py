@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from exaserve_ops.adapters.session_pins import RedisSessionPins
+from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
 from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
 from exaserve_ops.inventory.models import Node
@@ -123,7 +124,7 @@ def world(redis_client: redis.Redis) -> Iterator[World]:
             session_id=SESSION, model_name="tiny", replica=source, context_tokens=64, first_turn_at=now,
             last_turn_at=now,
         )  # fmt: skip
-        pins = RedisSessionPins(os.environ["REDIS_URL"])
+        pins = RedisSessionPins(os.environ["REDIS_URL"], ttl_seconds=DEFAULT_TTL_SECONDS)
         made = World(leader, by_node, source, target, pins, session)
         made.claim()
         yield made
@@ -201,7 +202,7 @@ class LatePins(RedisSessionPins):
 
 def test_turn_that_begins_as_the_swap_is_made_goes_to_the_source_and_drops_the_move(world: World) -> None:
     world.answer(world.begin())
-    pins = LatePins(os.environ["REDIS_URL"])
+    pins = LatePins(os.environ["REDIS_URL"], ttl_seconds=DEFAULT_TTL_SECONDS)
     try:
         SessionMoves(world.leader.state, world.leader.reconcilers._link, pins).step()
     finally:
@@ -354,7 +355,7 @@ def test_what_cannot_move_is_refused_at_once(world: World) -> None:
 
 def test_session_table_that_is_away_leaves_a_move_for_later(world: World) -> None:
     world.answer(world.begin())
-    away = RedisSessionPins("unix:///nowhere/redis.sock")
+    away = RedisSessionPins("unix:///nowhere/redis.sock", ttl_seconds=DEFAULT_TTL_SECONDS)
     try:
         with pytest.raises(ConnectionError):
             SessionMoves(world.leader.state, world.leader.reconcilers._link, away).step()

@@ -49,6 +49,23 @@ def test_nodes_have_users_of_their_own_unless_it_is_switched_off_in_so_many_word
         read_environment({"EXAOPS_REDIS_NODE_USERS": "no"})
 
 
+def test_moves_are_bounded_as_told_and_sessions_live_as_long_as_gateways_are_told() -> None:
+    told = {
+        "EXAOPS_MOVES_PER_NODE": "0",
+        "EXAOPS_MOVES_PER_FLEET": "8",
+        "EXAOPS_MOVE_MIB_PER_SECOND": "100",
+        "EXAOPS_FLEET_MOVE_MIB_PER_SECOND": "1000",
+        "EXAOPS_GATEWAY_SESSION_SECONDS": "600",
+    }
+    environment = read_environment(told)
+    assert (environment.moves_per_node, environment.moves_per_fleet) == (0, 8)
+    assert environment.move_bytes_per_second == 100 << 20
+    assert environment.fleet_move_bytes_per_second == 1000 << 20
+    assert environment.session_seconds == 600
+    with pytest.raises(EnvironmentSettingError, match="EXAOPS_MOVE_MIB_PER_SECOND"):
+        read_environment({"EXAOPS_MOVE_MIB_PER_SECOND": "0"})
+
+
 def test_database_connections_are_pooled_and_bounded(tmp_path: Path) -> None:
     entry = read_environment(
         {

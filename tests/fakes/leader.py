@@ -21,6 +21,7 @@ from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
 from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.fleet_state import FleetState
+from exaserve_ops.controllers.handover import HandoverWatch
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import KeyQueue
@@ -52,12 +53,16 @@ class Leader:
     reconcilers: Reconcilers
     live: LiveBuilder
     weights: WeightsKeeper
+    handover: HandoverWatch
 
     def work(self, *, steps: int = 200) -> None:
         """Take reports in, then reconcile until nothing is due."""
         self.ingest.step()
         self.detection.step(self.ingest.last_read_seconds)
         self.reach.step()
+        self.reconcilers.resync()
+        self.drain(steps=steps)
+        self.handover.step()
         self.reconcilers.resync()
         self.drain(steps=steps)
 
@@ -105,6 +110,7 @@ def leading(client: redis.Redis) -> Iterator[Leader]:
         reach=ReachRecorder(ReachReader(client), place_token),
         reconcilers=Reconcilers(state, queue, link, routes, publisher),
         live=LiveBuilder(state, publisher, routes),
+        handover=HandoverWatch(state),
         weights=WeightsKeeper(state, link, ManifestShelf(client)),
     )
     celery: Celery = link._celery

@@ -179,7 +179,7 @@ async def session_table(url: str, **options: Any) -> AsyncIterator[SessionTable]
     """A table on a link of its own."""
     link = RespLink(url, answer_seconds=options.pop("answer_seconds", 5.0))
     try:
-        yield SessionTable(link, **options)
+        yield SessionTable(link, **{"ttl_seconds": 100, **options})
     finally:
         await link.close()
 

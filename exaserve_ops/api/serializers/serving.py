@@ -307,6 +307,11 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     model_name = serializers.CharField(source="release.model.name")
     release_number = serializers.IntegerField(source="release.number")
     node_name = serializers.CharField(source="node.name", default=None)
+    leaving_because = serializers.CharField(
+        source="departure.why",
+        default="",
+        help_text="Why its sessions leave it while it is ready; empty: they stay.",
+    )
     accelerators: serializers.SlugRelatedField[Accelerator] = serializers.SlugRelatedField(
         "uuid", many=True, read_only=True
     )
@@ -354,6 +359,9 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "ready_at",
             "stopped_at",
             "drain_deadline_at",
+            "handed_over_at",
+            "left_behind",
+            "leaving_because",
         ]
 
 

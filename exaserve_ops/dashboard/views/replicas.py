@@ -20,6 +20,7 @@ from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import (
     BY_NUMBER,
     history_of,
+    leaving_of,
     load_of,
     replicas_with_places,
     with_loads,
@@ -210,6 +211,7 @@ def _replica_context(replica_id: UUID) -> dict[str, Any]:
         "load": load_of(telemetry, replica_id),
         "sessions": sessions,
         "events": history_of("replica", replica_id),
+        "leaving": leaving_of(found),
         "can_restart": found.status == states.FAILED,
         "can_replace": found.wanted == Replica.Wanted.RUN and found.status != states.STOPPED,
     }

@@ -49,6 +49,8 @@ class ReplicaFacts:
     held_by_pids: tuple[int, ...] = ()
     accelerator_uuids: tuple[str, ...] = ()
     drain_deadline_at: datetime | None = None
+    is_handed_over: bool = False
+    """While it drains: whether its conversations have left, or are not waited for any more."""
     is_closed: bool = False
     """Ready for its agent, and no gateway can connect to it, or none has yet."""
     spilled: bool = False

@@ -51,7 +51,10 @@ def _of_pair(replica: ReplicaFacts, cover: Mapping[str, ReplicaFacts]) -> str:
 def _of_status(replica: ReplicaFacts) -> str:
     if replica.status == states.DRAINING:
         until = replica.drain_deadline_at
-        return "its open requests end" + (f", until {until:%H:%M:%S} UTC at most" if until else "")
+        what = (
+            "its open requests end" if replica.is_handed_over else "its sessions move, then its requests end"
+        )
+        return what + (f", until {until:%H:%M:%S} UTC at most" if until else "")
     expected = _ON_ITS_WAY.get(replica.status, "")
     if not expected:
         return ""

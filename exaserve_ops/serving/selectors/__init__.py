@@ -50,7 +50,7 @@ _SETTLED: dict[str, Any] = {
 _PLANNED_WITH = (
     "pk", "name", "status", "wanted", "reason", "created_at", "role", "node_id", "replaces_id",
     "healing_note", "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
-    "release_id", "rolls_to_id", "rolls_in_place",
+    "release_id", "rolls_to_id", "rolls_in_place", "handed_over_at",
 )  # fmt: skip
 """Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
 
@@ -226,6 +226,7 @@ def _replica_facts(
         held_by_pids=tuple(replica.held_by_pids),
         accelerator_uuids=accelerators,
         drain_deadline_at=replica.drain_deadline_at,
+        is_handed_over=replica.handed_over_at is not None,
         is_closed=replica.reach in CLOSED,
         spilled=spilled,
         release=str(replica.release_id),
@@ -274,6 +275,18 @@ def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
     return tuple(_wanted(replica) for replica in replicas)
 
 
+def _hands_over(replica: Replica) -> bool:
+    """Whether it is let go, and its conversations are served there until they have moved."""
+    return replica.status == states.DRAINING and replica.handed_over_at is None
+
+
+def _drain_seconds(replica: Replica) -> float:
+    """What is left for open requests once its conversations have left: the deadline stays what it is."""
+    if replica.handed_over_at is None or replica.drain_deadline_at is None:
+        return float(replica.deployment.drain_seconds)
+    return max(0.0, (replica.drain_deadline_at - replica.handed_over_at).total_seconds())
+
+
 def _wanted(replica: Any) -> WantedReplica:  # noqa: ANN401 - a replica with the digest of its manifest
     deployment = replica.deployment
     release = replica.release
@@ -283,7 +296,7 @@ def _wanted(replica: Any) -> WantedReplica:  # noqa: ANN401 - a replica with the
         replica_id=str(replica.pk),
         deployment=deployment.name,
         generation=replica.generation,
-        wanted=replica.wanted,
+        wanted=Replica.Wanted.RUN if _hands_over(replica) else replica.wanted,
         model_name=deployment.served_name,
         model_digest=model.digest,
         model_source=model.source,
@@ -292,7 +305,7 @@ def _wanted(replica: Any) -> WantedReplica:  # noqa: ANN401 - a replica with the
         engine_options=options,
         accelerator_uuids=tuple(sorted(a.uuid for a in replica.accelerators.all())),
         memory_bytes=replica.memory_bytes,
-        drain_seconds=float(deployment.drain_seconds),
+        drain_seconds=_drain_seconds(replica),
         start_seconds=float(deployment.start_seconds),
         stall_seconds=float(deployment.stall_seconds),
         mps=wish_of(deployment).mps,

@@ -32,6 +32,7 @@ class Move:
     reason: str
 
 
+_DRAIN = ("drain_deadline_at", "handed_over_at", "left_behind")
 _WANTED_AFTER = {
     "drain": Replica.Wanted.DRAIN,
     "stop": Replica.Wanted.STOP,
@@ -134,7 +135,10 @@ def let_go_replica(replica_id: UUID, event: str, *, why: str, actor: str, now: d
     replica.healing_note = ""
     if event == "drain":
         replica.drain_deadline_at = now + timedelta(seconds=replica.deployment.drain_seconds)
-    replica.save(update_fields=["wanted", "generation", "healing_note", "drain_deadline_at"])
+        # Its conversations leave first; a standby has none.
+        replica.handed_over_at = now if replica.role == Replica.Role.STANDBY else None
+        replica.left_behind = None
+    replica.save(update_fields=["wanted", "generation", "healing_note", *_DRAIN])
     return advance_replica(replica_id, event, reason=why, actor=actor, now=now)
 
 

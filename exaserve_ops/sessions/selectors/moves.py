@@ -16,6 +16,7 @@ from exaserve_ops.serving.domain.departure import read_departure
 from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.sessions.domain.handover import LeavingReplica
 from exaserve_ops.sessions.domain.moves import DONE, PLANNED, RELOCATION
 from exaserve_ops.sessions.domain.relocation import (
     ACTIVE_SECONDS,
@@ -130,6 +131,39 @@ def departures(replica_ids: Collection[UUID], *, now: datetime) -> dict[UUID, De
     rows = Replica.objects.filter(pk__in=replica_ids).order_by()
     told = rows.annotate(live=live, moving=moving).values_list("pk", "live", "moving", "status")
     return {pk: DepartureProgress(left, underway, status) for pk, left, underway, status in told}
+
+
+def leaving_replicas(*, now: datetime, only: UUID | None = None) -> list[LeavingReplica]:
+    """Replicas that are let go and hand their conversations over, as the record has them."""
+    rows = Replica.objects.filter(status=states.DRAINING, handed_over_at=None).select_related("node")
+    if only is not None:
+        rows = rows.filter(pk=only)
+    waiting = list(rows.defer("exit_log_tail"))
+    if not waiting:
+        return []
+    progress = departures([row.pk for row in waiting], now=now)
+    others = Replica.objects.filter(
+        deployment__in={row.deployment_id for row in waiting}, status=states.READY
+    ).select_related("node")
+    taking = {other.deployment_id for other in others if takes_sessions(other)}
+    return [
+        LeavingReplica(
+            replica_id=str(row.pk),
+            began_at=row.status_changed_at,
+            drained_by=_drained_by(row),
+            sessions_left=progress[row.pk].sessions_left,
+            moves_underway=progress[row.pk].moves_underway,
+            has_targets=row.deployment_id in taking,
+        )
+        for row in waiting
+    ]
+
+
+def _drained_by(replica: Replica) -> datetime | None:
+    node = replica.node
+    of_node = node.drain_deadline_at if node is not None and node.drain_status == DRAINING else None
+    deadlines = [at for at in (replica.drain_deadline_at, of_node) if at is not None]
+    return min(deadlines, default=None)
 
 
 # -- what a plan is made from ------------------------------------------------------------------------

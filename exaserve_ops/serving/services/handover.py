@@ -1,0 +1,36 @@
+"""Recording that a replica which is let go has handed its conversations over."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from django.db import transaction
+
+from exaserve_ops.audit.services import record_event
+from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.domain.lifecycle import DRAINING
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.services.replicas import subject_of
+
+
+@transaction.atomic
+def record_handover(replica_id: UUID, *, left_behind: int, reason: str, actor: str, now: datetime) -> None:
+    """Have a draining replica take nothing more and end what is open. Once; later calls change nothing."""
+    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    if replica.status != DRAINING or replica.handed_over_at is not None:
+        return
+    replica.handed_over_at, replica.left_behind = now, left_behind
+    replica.generation += 1
+    replica.save(update_fields=["handed_over_at", "left_behind", "generation"])
+    told = f"{reason}; {left_behind} sessions are left behind" if left_behind else reason
+    record_event(
+        subject_of(replica),
+        "handed_over",
+        actor=actor,
+        now=now,
+        reason=told,
+        generation=replica.generation,
+    )
+    ring("node", replica.node_id)
+    ring("routes", replica.pk)
