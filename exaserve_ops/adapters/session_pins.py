@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.adapters.session_table import (
+    DEFAULT_TTL_SECONDS,
     SessionEntry,
     SessionTable,
     SessionTableUnavailableError,
@@ -22,7 +23,7 @@ _TRIES = 2
 class RedisSessionPins:
     """Looks conversations up and moves them. For one thread; its loop runs only while it asks."""
 
-    def __init__(self, redis_url: str, *, ttl_seconds: int) -> None:
+    def __init__(self, redis_url: str, *, ttl_seconds: int = DEFAULT_TTL_SECONDS) -> None:
         self._runner = asyncio.Runner()
         self._link = RespLink(redis_url, answer_seconds=ANSWER_SECONDS)
         self._table = SessionTable(self._link, ttl_seconds=ttl_seconds)
@@ -67,4 +68,4 @@ async def _answer(question: Callable[[], Awaitable[SessionEntry]]) -> SessionEnt
 
 def _pin(entry: SessionEntry, replica_ids: Sequence[str]) -> Pin:
     owner = next((key for key in replica_ids if owner_digest(key) == entry.owner), "")
-    return Pin(owner, entry.owner_epoch, entry.turns)
+    return Pin(owner, entry.owner_epoch, entry.turns, entry.last_turn_at_seconds)

@@ -19,7 +19,7 @@ from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
-from exaserve_ops.sessions.domain.moves import PLANNED, SENDING, SWITCHING, MoveOrder, move_command
+from exaserve_ops.sessions.domain.moves import PLANNED, SENDING, SWITCHING, MoveOrder, Pin, move_command
 from exaserve_ops.sessions.domain.pace import BytePace, MoveLimits
 from exaserve_ops.sessions.domain.relocation import (
     RECOMPUTE,
@@ -29,12 +29,14 @@ from exaserve_ops.sessions.domain.relocation import (
 )
 from exaserve_ops.sessions.domain.relocation import Relocation as PlannedMove
 from exaserve_ops.sessions.domain.relocation_plan import plan_relocations
-from exaserve_ops.sessions.models import Relocation
+from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.selectors.moves import live_relocations, movable_fleet, takes_sessions
 from exaserve_ops.sessions.services.balance import record_balance
 from exaserve_ops.sessions.services.relocations import advance_relocation, note_wait, plan_move
 
 ACTOR = "controller:moves"
+_CLOCKS_SECONDS = 1.0
+"""Clocks of Redis and of gateways may differ by so much, and whole seconds are kept of one."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +53,8 @@ class MovePolicy:
     """Beyond that, for the agent's answer to get here."""
     planned_seconds: float = 60.0
     switch_seconds: float = 30.0
+    rounds: int = 8
+    """Plans in one step, while there is more to begin: what moves without its KV is over at once."""
 
 
 class SessionMoves:
@@ -117,17 +121,34 @@ class SessionMoves:
     # -- the beginning ---------------------------------------------------------------------------
     def _begin(self, now: datetime) -> None:
         levels = time.monotonic() - self._levelled_seconds >= self._policy.balance_every_seconds
-        fleet = movable_fleet(now=now, rooms=self._rooms, levels=levels)
-        plan = plan_relocations(fleet, self._pace.budget(time.monotonic()))
-        if levels:
-            self._levelled_seconds = time.monotonic()
-            record_balance(dict(plan.notes), actor=ACTOR, now=now)
+        busy: set[int] = set()
+        for number in range(self._policy.rounds):
+            fleet = movable_fleet(now=now, rooms=self._rooms, levels=levels, in_turn=busy)
+            plan = plan_relocations(fleet, self._pace.budget(time.monotonic()))
+            if levels and not number:
+                self._levelled_seconds = time.monotonic()
+                record_balance(dict(plan.notes), actor=ACTOR, now=now)
+            if not self._carry_out(plan, busy, now):
+                return
+
+    def _carry_out(self, plan: RelocationPlan, busy: set[int], now: datetime) -> bool:
+        """Begin what is planned; says whether a place is free again: it is busy, or has moved already."""
         waiting = {str(row.session_id): row for row in live_relocations() if row.status == PLANNED}
+        sessions = InferenceSession.objects.in_bulk([int(move.session_id) for move in plan.moves])
+        has_room = False
         for move in plan.moves:
+            session = sessions.get(int(move.session_id))
+            if session is None:
+                continue
+            pin = self._pins.find(session.model_name, session.session_id, [move.source_id])
+            if pin is not None and _turn_runs(session, pin):
+                busy.add(session.pk)
+                has_room = True
+                continue
             row = waiting.get(move.session_id) or self._record(move, now)
-            if row is not None:
-                self._start(row, move)
+            has_room |= row is not None and self._start(row, move, pin)
         self._note_stays(plan, waiting)
+        return has_room
 
     def _record(self, move: PlannedMove, now: datetime) -> Relocation | None:
         try:
@@ -137,15 +158,13 @@ class SessionMoves:
             return None
         return next((row for row in live_relocations() if row.pk == planned.pk), None)
 
-    def _start(self, row: Relocation, move: PlannedMove) -> None:
-        pin = self._pins.find(row.session.model_name, row.session.session_id, [move.source_id])
+    def _start(self, row: Relocation, move: PlannedMove, pin: Pin | None) -> bool:
+        """Begin a move; says whether it is over already."""
         order = self._order(row)
         if pin is None or pin.owner != move.source_id:
-            self._advance(row, "drop", "the session table does not have it at its source")
-            return
+            return self._advance(row, "drop", "the session table does not have it at its source")
         if order is None:
-            self._advance(row, "drop", "a replica of the move has no place now")
-            return
+            return self._advance(row, "drop", "a replica of the move has no place now")
         facts: dict[str, int | float | str] = {
             "owner_epoch": pin.owner_epoch,
             "turns": pin.turns,
@@ -154,12 +173,15 @@ class SessionMoves:
         view = self._state.node(order.source_node_id)
         if move.estimate.way == RECOMPUTE or view.liveness == DEAD:
             facts["way"] = RECOMPUTE
-            self._advance(row, "skip_sending", "the target computes it again", **facts)
-            return
+            if self._advance(row, "skip_sending", "the target computes it again", **facts):
+                row.owner_epoch, row.turns = pin.owner_epoch, pin.turns
+                self._switch(row)
+            return True
         if self._advance(row, "send", move.estimate.sentence(), **facts):
             self._pace.take(move.estimate.kv_bytes)
             # After the record: a leader that dies here leaves a move that ends by its time.
             self._link.move_session(order, lease_epoch=view.lease_epoch, command_id=move_command(str(row.pk)))
+        return False
 
     def _note_stays(self, plan: RelocationPlan, waiting: Mapping[str, Relocation]) -> None:
         """Say beside what waits for its turn what it waits for."""
@@ -205,3 +227,8 @@ class SessionMoves:
             _log.info("event=move_overtaken relocation=%s error=%s", row.pk, error)
             return False
         return True
+
+
+def _turn_runs(session: InferenceSession, pin: Pin) -> bool:
+    """Whether a turn has begun since the last one that is recorded had ended."""
+    return pin.turn_began_seconds > session.last_turn_at.timestamp() + _CLOCKS_SECONDS

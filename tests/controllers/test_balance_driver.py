@@ -21,6 +21,7 @@ from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.services.relocations import record_sent
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
+from tests.fakes.session_entries import age_entries
 from workers.protocol.observed import ObservedState, ReplicaTelemetry
 
 pytestmark = pytest.mark.django_db
@@ -51,6 +52,7 @@ class World:
                 first_turn_at=now, last_turn_at=now - timedelta(seconds=10),
             )  # fmt: skip
             self.pins._ask(lambda name=name: self.pins._table.claimed("tiny", name, str(self.replicas[0].pk)))
+        age_entries(client, 60)
         self.lead_anew()
 
     def report(self) -> None:

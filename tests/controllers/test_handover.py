@@ -22,6 +22,7 @@ from exaserve_ops.serving.services.replicas import replace_replica
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
+from tests.fakes.session_entries import age_entries
 from workers.protocol.observed import ObservedState, ReplicaTelemetry
 
 pytestmark = pytest.mark.django_db
@@ -50,6 +51,7 @@ class World:
                 first_turn_at=now, last_turn_at=now - timedelta(seconds=3),
             )  # fmt: skip
             self.pins._ask(lambda name=name: self.pins._table.claimed("tiny", name, str(self.source.pk)))  # type: ignore[misc]  # a default binds it
+        age_entries(client, 60)
         self.moves = SessionMoves(leader.state, leader.reconcilers._link, self.pins)
 
     def report(self, *, running: int | None = None, state: ObservedState = ObservedState.READY) -> None:

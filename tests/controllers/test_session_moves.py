@@ -28,6 +28,7 @@ from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.services.relocations import ask_move, delete_relocations_before
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
+from tests.fakes.session_entries import age_entries
 from workers.protocol import digests, v1
 from workers.protocol.observed import ObservedState
 
@@ -127,6 +128,7 @@ def world(redis_client: redis.Redis) -> Iterator[World]:
         pins = RedisSessionPins(os.environ["REDIS_URL"], ttl_seconds=DEFAULT_TTL_SECONDS)
         made = World(leader, by_node, source, target, pins, session)
         made.claim()
+        age_entries(redis_client, 60)  # that turn has ended
         yield made
         pins.close()
 
@@ -307,7 +309,40 @@ def test_kv_goes_along_only_where_that_is_faster_than_computing_it(
         )  # fmt: skip
     world.ask()
     world.moves.step()
-    assert Relocation.objects.get(status__in=["sending", "switching"]).way == way
+    row = world.row()
+    assert (row.way, row.status) == (way, "sending" if way == "transfer" else "done")
+
+
+def test_turn_that_runs_is_waited_for(world: World) -> None:
+    world.claim()
+    InferenceSession.objects.update(last_turn_at=clock.now() - timedelta(seconds=30))
+    Node.objects.filter(pk=world.source.node_id).update(drain_status="draining")
+    world.moves.step()
+    assert not Relocation.objects.exists(), "nothing is begun that would only be dropped"
+    row = world.ask()
+    world.moves.step()
+    row.refresh_from_db()
+    assert (row.status, row.reason) == ("planned", "a turn runs; it moves when that has ended")
+    InferenceSession.objects.update(last_turn_at=clock.now())
+    world.moves.step()
+    assert world.row().status == "sending"
+
+
+def test_moves_without_kv_do_not_wait_for_one_another(world: World) -> None:
+    Release.objects.update(engine="vllm")
+    now = clock.now()
+    for number in range(6):
+        name = f"talk-{number}"
+        InferenceSession.objects.create(
+            session_id=name, model_name="tiny", replica=world.source, context_tokens=64, first_turn_at=now,
+            last_turn_at=now,
+        )  # fmt: skip
+        world.pins._ask(lambda name=name: world.pins._table.claimed("tiny", name, str(world.source.pk)))  # type: ignore[misc]  # a default binds it
+    age_entries(world.nodes[next(iter(world.nodes))].client, 60)
+    Node.objects.filter(pk=world.source.node_id).update(drain_status="draining")
+    world.moves.step()
+    done = Relocation.objects.filter(status="done", way="recompute").count()
+    assert done == 7, "in one step, two at a time"
 
 
 def test_session_that_left_a_drained_node_is_not_moved_again(world: World) -> None:

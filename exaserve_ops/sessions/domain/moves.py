@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exaserve_ops.lib.lifecycle import Lifecycle, table
 
@@ -56,6 +56,8 @@ class Pin:
     """Replica, of those that were asked about; empty: another one."""
     owner_epoch: int
     turns: int
+    turn_began_seconds: int = field(default=0, compare=False)
+    """When the last turn began, in Unix seconds of Redis."""
 
 
 @dataclass(frozen=True, slots=True)

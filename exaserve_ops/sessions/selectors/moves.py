@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -172,11 +172,12 @@ def movable_fleet(
     now: datetime,
     rooms: Callable[[Collection[str]], Mapping[str, ReplicaRoom]],
     levels: bool = True,
+    in_turn: Collection[int] = (),
 ) -> FleetSessions:
     """What a plan of moves is made from: deployments where replicas leave, moves are asked for, or both.
 
     With `levels` also those whose sessions are to be balanced. `rooms` says what the replicas of nodes
-    report, by their ids.
+    report, by their ids; `in_turn` names sessions of which a turn is known to run.
     """
     live = live_relocations()
     asked = {row.session_id: row for row in live if row.status == PLANNED}
@@ -193,7 +194,10 @@ def movable_fleet(
     levelled = frozenset(map(str, thresholds))
     return FleetSessions(
         holders=holders,
-        sessions=tuple(_held_sessions(holders, levelled, asked, now)),
+        sessions=tuple(
+            replace(held, in_turn=int(held.session_id) in in_turn)
+            for held in _held_sessions(holders, levelled, asked, now)
+        ),
         rates=tuple((key, rates_of(replica, now)) for key, replica in one_of_each.items()),
         underway=tuple(_underway(row, now) for row in live if row.status != PLANNED),
         thresholds=tuple((str(pk), limits) for pk, limits in thresholds.items()),

@@ -6,7 +6,7 @@ from django.db import migrations
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('serving', '0011_deployment_balance'),
+        ('serving', '0012_replica_leaving'),
     ]
 
     operations = [
