@@ -54,8 +54,8 @@ class FamiliarHeads:
         self._admission = admission
         self._session_headers = session_headers
         self._heads: dict[tuple[bytes, ...], _Familiar] = {}
-        self._strangers: set[tuple[bytes, ...]] = set()
-        """Seen once. Some clients say something new each time, which is not worth learning."""
+        self._strangers: set[int] = set()
+        """Hashes of those seen once. Some clients say something new each time: not worth learning."""
         names = b"|".join(map(re.escape, (_LENGTH, _REQUEST_ID, *session_headers)))
         self._varying = re.compile(rb"\r\n(" + names + rb"): ([A-Za-z0-9._:-]{1,128})(?=\r\n)", re.IGNORECASE)
 
@@ -94,10 +94,10 @@ class FamiliarHeads:
             return  # not one request from beginning to end, or no telling where its head ended
         pieces = self._varying.split(data[: end + len(_LINE_END)])
         key = (*pieces[::3], *pieces[1::3])
-        if key not in self._strangers:
+        if hash(key) not in self._strangers:
             if len(self._strangers) >= _MOST_STRANGERS:
                 self._strangers.clear()
-            self._strangers.add(key)
+            self._strangers.add(hash(key))
             return
         head = self._describe(pieces, request)
         if head is not None:
