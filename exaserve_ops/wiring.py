@@ -13,6 +13,7 @@ from django.core.exceptions import ValidationError
 
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.doorbell import PostgresDoorbell
+from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.leadership import LeaderLease
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
 from exaserve_ops.adapters.manifest_shelf import ManifestShelf
@@ -52,6 +53,9 @@ def connect_pages() -> None:
     dashboard_ports.model_folder_reader.use(folder)
     api_ports.replica_loads.use(reader)
     api_ports.model_folder_reader.use(folder)
+    gateways = GatewayReportReader(_client())
+    dashboard_ports.gateway_reports.use(gateways)
+    api_ports.gateway_reports.use(gateways)
     limits = _move_limits()
     dashboard_ports.move_limits.use(limits)
     api_ports.move_limits.use(limits)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from exaserve_ops.inventory.domain.installation import CredentialVault
 from exaserve_ops.lib.slots import Slot
+from exaserve_ops.routing.domain.records import GatewayReport
 from exaserve_ops.serving.services.models import ModelFolderReader
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.telemetry.domain.pictures import LogEntry
@@ -52,7 +53,16 @@ class LiveReader(Protocol):
         ...
 
 
+class GatewayReports(Protocol):
+    """Reads what gateways say of themselves."""
+
+    def read(self) -> list[GatewayReport] | None:
+        """Living gateways, by name; `None` where the store is away."""
+        ...
+
+
 live_reader: Slot[LiveReader] = Slot("reader of live pictures")
 model_folder_reader: Slot[ModelFolderReader] = Slot("reader of model folders")
+gateway_reports: Slot[GatewayReports] = Slot("reports of gateways")
 move_limits: Slot[MoveLimits] = Slot("limits of moves of sessions")
 credential_vault: Slot[CredentialVault] = Slot("vault for credentials")

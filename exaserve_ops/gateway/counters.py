@@ -55,6 +55,8 @@ class Gauges:
     is_table_stale: bool
     turns_dropped: int
     session_table_failures: int
+    recent_sticky_ratio: float | None
+    """Of the last five minutes; `None` without returning turns."""
 
 
 class Family(NamedTuple):
@@ -103,6 +105,7 @@ def _families(counters: Counters, gauges: Gauges) -> Iterable[tuple[str, str, li
     yield "sticky_turns_total", "counter", [({}, counters.sticky_turns)]
     yield "turns_taken_back_total", "counter", [({}, counters.turns_taken_back)]
     yield "sticky_ratio", "gauge", _known(counters.sticky_ratio)
+    yield "recent_sticky_ratio", "gauge", _known(gauges.recent_sticky_ratio)
     in_flight: list[_Sample] = [
         ({"node": slot.record.node_id, "replica": slot.name}, slot.in_flight) for slot in gauges.slots
     ]

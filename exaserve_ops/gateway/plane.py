@@ -7,9 +7,11 @@ import socket
 from typing import Any
 
 import redis.asyncio
+import redis.exceptions
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from exaserve_ops.adapters.gateway_reports import GatewayReportWriter
 from exaserve_ops.adapters.reach_table import ReachWriter
 from exaserve_ops.adapters.route_table import RouteTable, RouteTableReader
 from exaserve_ops.gateway.reach import ReachProbe
@@ -17,6 +19,7 @@ from exaserve_ops.gateway.shared import Shared
 
 _SWEEP_SECONDS = 0.25
 _FIGURES_SECONDS = 1.0
+_REPORT_SECONDS = 2.0
 _CANCEL_AGAIN_SECONDS = 0.2
 _LAST_WORDS_SECONDS = 2.0
 """How long clients have to take what is left for them after their requests were given up."""
@@ -38,6 +41,8 @@ class DataPlane:
         name = f"{socket.gethostname()}:{shared.settings.port}"
         if shared.settings.process >= 0:
             name = f"{name}/{shared.settings.process}"
+        self._name = name
+        self._reports = GatewayReportWriter(client)
         self._reach = ReachProbe(
             shared.fleet.slots,
             ReachWriter(client, name),
@@ -55,6 +60,7 @@ class DataPlane:
             self._reach.run(),
             self._shared.prefix_news.run(self._client, lambda: self._shared.fleet.is_loaded),
             self._write_figures_for_ever(),
+            self._report_for_ever(),
         )
 
     async def drain(self) -> None:
@@ -113,6 +119,15 @@ class DataPlane:
         while self._shared.figures:
             self._shared.write_figures()
             await asyncio.sleep(_FIGURES_SECONDS)
+
+    async def _report_for_ever(self) -> None:
+        while True:
+            report = self._shared.report(self._name)
+            try:
+                await self._reports.write(report)
+            except (OSError, redis.exceptions.RedisError):
+                self._shared.problems.report("redis_unreachable", self._shared.clock())
+            await asyncio.sleep(_REPORT_SECONDS)
 
     def _sweep(self, now: float) -> None:
         for connection in list(self._shared.connections):

@@ -26,9 +26,11 @@ from exaserve_ops.gateway.outbox import Outbox
 from exaserve_ops.gateway.problems import Problems
 from exaserve_ops.gateway.processes import SharedFigures
 from exaserve_ops.gateway.quotas import QuotaDesk
+from exaserve_ops.gateway.recent import RecentTurns
 from exaserve_ops.gateway.router import Bounds, Router
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.waiting import Queue, WaitingRoom
+from exaserve_ops.routing.domain.records import GatewayReport
 
 _POLLS_TO_STALE = 2.5
 """Without an answer for so many polls the table is called stale."""
@@ -81,6 +83,7 @@ class Shared:
         self.heads = FamiliarHeads(self.roles, self.admission, session_headers)
         self.waiting = WaitingRoom(settings.wait_requests)
         self.counters = Counters()
+        self._recent = RecentTurns(self.counters, clock())
         self.continuations = ContinuationDesk(settings, self.counters, clock)
         self.problems = Problems()
         self.turn_link = RespLink(settings.redis_url, answer_seconds=turn_log.ANSWER_SECONDS)
@@ -163,13 +166,36 @@ class Shared:
         others = self.figures.others(self.wall_clock()) if self.figures else []
         return render(self._families(), *others)
 
+    def report(self, name: str) -> GatewayReport:
+        """What is shown of this gateway beside others."""
+        returning, sticky, seconds = self._recent.look(self.clock())
+        age = self._table_age()
+        return GatewayReport(
+            gateway=name,
+            returning_turns=returning,
+            sticky_turns=sticky,
+            window_seconds=seconds,
+            open_requests=len(self.open_requests),
+            waiting_requests=len(self.waiting),
+            route_table_age_seconds=age,
+            is_route_table_stale=self._is_stale(age),
+            session_table_failures=self.router.session_failures,
+        )
+
+    def _table_age(self) -> float | None:
+        return None if self.contact_seconds is None else self.clock() - self.contact_seconds
+
+    def _is_stale(self, age_seconds: float | None) -> bool:
+        return age_seconds is None or age_seconds > self.settings.poll_seconds * _POLLS_TO_STALE
+
     def write_figures(self) -> None:
         """Leave our figures where the processes beside us find them."""
         if self.figures:
             self.figures.write(self._families())
 
     def _families(self) -> list[Family]:
-        age = None if self.contact_seconds is None else self.clock() - self.contact_seconds
+        age = self._table_age()
+        returning, sticky, _ = self._recent.look(self.clock())
         gauges = Gauges(
             slots=self.fleet.slots(),
             open_requests=len(self.open_requests),
@@ -179,7 +205,8 @@ class Shared:
             beginnings_untold=self.prefix_news.dropped,
             connections=len(self.connections),
             table_age_seconds=age,
-            is_table_stale=age is None or age > self.settings.poll_seconds * _POLLS_TO_STALE,
+            is_table_stale=self._is_stale(age),
+            recent_sticky_ratio=sticky / returning if returning else None,
             kept_tokens=self.continuations.budget.kept,
             turns_dropped=self.turns.dropped,
             session_table_failures=self.router.session_failures,

@@ -12,9 +12,16 @@ from uuid import uuid4
 import pytest
 import redis
 
+from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.adapters.store_users import RedisStoreUsers
-from exaserve_ops.api.ports import model_folder_reader, move_limits, replica_loads, store_users
+from exaserve_ops.api.ports import (
+    gateway_reports,
+    model_folder_reader,
+    move_limits,
+    replica_loads,
+    store_users,
+)
 from exaserve_ops.api.views.agent import REFUSALS
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
@@ -45,6 +52,7 @@ def telemetry() -> Iterator[Telemetry]:
     store = Telemetry({})
     replica_loads.use(store)
     move_limits.use(MoveLimits())
+    gateway_reports.use(GatewayReportReader(redis.Redis.from_url(os.environ["REDIS_URL"])))
     model_folder_reader.use(ModelFolder())
     store_users.use(RedisStoreUsers(redis.Redis.from_url(os.environ["REDIS_URL"])))
     REFUSALS.clear()

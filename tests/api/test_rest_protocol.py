@@ -121,6 +121,8 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     ("post", "/api/v1/deployments/{deployment}/plan", {"replicas": 1}, True, True, True),
     ("get", "/api/v1/replicas", {}, True, True, True),
     ("get", "/api/v1/sessions", {}, True, True, True),
+    ("get", "/api/v1/sessions/gateways", {}, True, True, True),
+    ("get", "/api/v1/relocations/plan", {}, True, True, True),
     ("get", "/api/v1/events", {}, True, True, True),
     ("get", "/api/v1/keys", {}, True, True, True),
     ("get", "/api/v1/nodes/join-tokens", {}, True, True, True),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import redis
 from django.test import Client
 from django.urls import reverse
 
 from exaserve_ops.access.models import ApiKey
+from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.dashboard import ports, urls
 from exaserve_ops.health.services.incidents import open_incident
@@ -83,6 +86,7 @@ def reader() -> MemoryReader:
     ports.live_reader.use(reader)
     ports.model_folder_reader.use(ModelFolder())
     ports.move_limits.use(MoveLimits())
+    ports.gateway_reports.use(GatewayReportReader(redis.Redis.from_url(os.environ["REDIS_URL"])))
     return reader
 
 

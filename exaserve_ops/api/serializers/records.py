@@ -216,3 +216,20 @@ class NewApiKeySerializer(ApiKeySerializer):
 
     class Meta(ApiKeySerializer.Meta):
         fields: ClassVar[list[str]] = [*ApiKeySerializer.Meta.fields, "key"]
+
+
+class GatewayReportSerializer(serializers.Serializer[Any]):
+    """How one gateway process does."""
+
+    gateway = serializers.CharField(help_text="Host and port, and the process where there are several.")
+    sticky_ratio = serializers.FloatField(
+        allow_null=True, help_text="Returning turns that reached their session's replica; null without any."
+    )
+    sticky_turns = serializers.IntegerField()
+    returning_turns = serializers.IntegerField(help_text="Of sessions that had a replica before.")
+    window_seconds = serializers.FloatField(help_text="The turns were counted over so long.")
+    open_requests = serializers.IntegerField()
+    waiting_requests = serializers.IntegerField()
+    route_table_age_seconds = serializers.FloatField(allow_null=True)
+    is_route_table_stale = serializers.BooleanField()
+    session_table_failures = serializers.IntegerField(help_text="Turns routed without the session table.")

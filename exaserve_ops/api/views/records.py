@@ -12,14 +12,21 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 
-from exaserve_ops.api.filters import EventFilter, SessionFilter
+from exaserve_ops.api.filters import EventFilter, SessionFilter, check_parameters
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.pagination import EventCursor
-from exaserve_ops.api.serializers.records import EventSerializer, SessionDetailSerializer, SessionSerializer
+from exaserve_ops.api.ports import gateway_reports
+from exaserve_ops.api.serializers.records import (
+    EventSerializer,
+    GatewayReportSerializer,
+    SessionDetailSerializer,
+    SessionSerializer,
+)
 from exaserve_ops.api.serializers.relocations import MoveRequestSerializer, RelocationSerializer
 from exaserve_ops.api.views.base import ReadableViewSet
 from exaserve_ops.audit.models import Event
 from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.sessions.services.relocations import ask_move
 
@@ -37,7 +44,18 @@ class SessionViewSet(ReadableViewSet[InferenceSession]):
         "list": "inference_sessions.view_inferencesession",
         "retrieve": "inference_sessions.view_inferencesession",
         "move": "inference_sessions.add_relocation",
+        "gateways": "inference_sessions.view_inferencesession",
     }
+
+    @extend_schema(responses=GatewayReportSerializer(many=True), filters=False)
+    @action(detail=False, methods=["get"], pagination_class=None)
+    def gateways(self, request: Request) -> Response:
+        """How living gateways keep sessions at their replicas; 409 while the store is away."""
+        check_parameters(request.query_params, (), ())
+        reports = gateway_reports().read()
+        if reports is None:
+            raise ConflictError("Redis does not answer: nothing is known of the gateways now")
+        return Response(GatewayReportSerializer(reports, many=True).data)
 
     @extend_schema(request=MoveRequestSerializer, responses={202: RelocationSerializer})
     @action(detail=True, methods=["post"])

@@ -15,6 +15,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.access import requires
 from exaserve_ops.dashboard.conversation import describe_course
 from exaserve_ops.dashboard.listing import list_page
+from exaserve_ops.dashboard.ports import gateway_reports
 from exaserve_ops.dashboard.problems import PROBLEM_EVENTS
 from exaserve_ops.dashboard.simulation import simulated_subjects
 from exaserve_ops.inventory.models import Node
@@ -58,6 +59,7 @@ def sessions(request: HttpRequest) -> HttpResponse:
         "listing": listing,
         "rows": listing.page.object_list,
         "live": count_live_sessions(clock.now()),
+        "gateways": gateway_reports().read(),
     }
     return render(request, "sessions/list.html", context)
 

@@ -83,6 +83,31 @@ class KeyRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayReport:
+    """How one gateway process does, over its last minutes and now."""
+
+    gateway: str
+    """Host and port, and the process where there are several."""
+    returning_turns: int
+    """Turns of sessions that had an owner before."""
+    sticky_turns: int
+    """Of these, turns that went to that owner."""
+    window_seconds: float
+    """Both were counted over so long."""
+    open_requests: int
+    waiting_requests: int
+    route_table_age_seconds: float | None
+    is_route_table_stale: bool
+    session_table_failures: int
+    """Turns since its start that were routed without the session table."""
+
+    @property
+    def sticky_ratio(self) -> float | None:
+        """Share of returning turns that reached their session's replica; `None` without any."""
+        return self.sticky_turns / self.returning_turns if self.returning_turns else None
+
+
+@dataclass(frozen=True, slots=True)
 class TurnRecord:
     """One finished request, for accounting and the session's history. Times in Unix seconds."""
 
