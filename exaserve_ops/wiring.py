@@ -75,7 +75,7 @@ def build_controllers() -> Controllers:
             lead=LeaderLease(environment.database_url, consumer),
             reports=RedisReportSource(_client(), consumer, keys),
             pulses=RedisPulseReader(_client(), keys),
-            link=CeleryAgentLink(settings.CELERY_BROKER_URL, keys, _client()),
+            link=CeleryAgentLink(settings.CELERY_BROKER_URL, keys, _client(), environment.fleet_secret),
             routes=RouteTableWriter(_client()),
             publisher=RedisLivePublisher(_client()),
             ingest_publisher=RedisLivePublisher(_client()),

@@ -13,13 +13,16 @@ from exaserve_ops.serving.domain.accelerator_wish import MpsShare
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.sessions.domain.moves import MoveOrder
-from exaserve_ops.weights.domain.wanted import WantedWeights
+from exaserve_ops.weights.domain.wanted import SwarmPart, WantedWeights
 from workers.protocol import digests, names, v1
-from workers.protocol.weights import WeightsSource, WeightsWanted
+from workers.protocol.weights import SwarmOrder, SwarmParent, WeightsSource, WeightsWanted
 from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
 COMMAND_SECONDS = 60.0
 """How long a command is worth taking in; the wish is sent again long before that is a loss."""
+
+SWARM_KEY_SECONDS = 7200.0
+"""A key outlives its epoch, so that a control plane that is away for a while stops no swarm."""
 
 QUEUE_MESSAGES = 64
 """Commands kept for a node whose agent takes none in."""
@@ -31,9 +34,12 @@ NodeKeySource = Callable[[str], bytes | None]
 class CeleryAgentLink:
     """Sends to agents by task name; nothing of the agents' code is imported."""
 
-    def __init__(self, broker_url: str, node_key_of: NodeKeySource, client: redis.Redis) -> None:
+    def __init__(
+        self, broker_url: str, node_key_of: NodeKeySource, client: redis.Redis, fleet_secret: bytes
+    ) -> None:
         self._node_key_of = node_key_of
         self._redis = client
+        self._fleet_secret = fleet_secret
         self._celery = Celery("exaops-agentlink", broker=broker_url, set_as_current=False)
         self._celery.conf.update(
             task_ignore_result=True,
@@ -69,7 +75,7 @@ class CeleryAgentLink:
             lease_epoch=lease_epoch,
             deadline_seconds=COMMAND_SECONDS,
             revision=revision,
-            weights=tuple(_weights(wanted) for wanted in weights),
+            weights=tuple(self._weights(wanted) for wanted in weights),
         )
         self._send(node_id, command)
 
@@ -161,6 +167,37 @@ class CeleryAgentLink:
         )
         self._send(node_id, command)
 
+    def _weights(self, wanted: WantedWeights) -> WeightsWanted:
+        revision = wanted.revision
+        return WeightsWanted(
+            revision=revision.digest,
+            manifest_digest=revision.manifest_digest,
+            total_bytes=revision.total_bytes,
+            name=revision.name,
+            sources=tuple(
+                WeightsSource(kind=origin.kind, location=origin.location, secret=origin.secret)
+                for origin in revision.origins
+            ),
+            paused=wanted.paused,
+            bytes_per_second=float(wanted.bytes_per_second),
+            priority=wanted.priority,
+            swarm=self._swarm(revision.manifest_digest, wanted.swarm),
+        )
+
+    def _swarm(self, manifest_digest: str, part: SwarmPart | None) -> SwarmOrder | None:
+        if part is None:
+            return None
+        key = digests.swarm_key(self._fleet_secret, manifest_digest, part.key_epoch)
+        return SwarmOrder(
+            epoch=part.key_epoch,
+            key=key.hex(),
+            valid_seconds=SWARM_KEY_SECONDS,
+            stripes=tuple(
+                tuple(SwarmParent(node_id=p.node_id, host=p.host, port=p.port) for p in parents)
+                for parents in part.stripes
+            ),
+        )
+
     def _send(self, node_id: str, command: v1.Command) -> None:
         key = self._node_key_of(node_id)
         if key is None:
@@ -183,23 +220,6 @@ class CeleryAgentLink:
 
 def _new_id() -> str:
     return str(uuid.uuid4())
-
-
-def _weights(wanted: WantedWeights) -> WeightsWanted:
-    revision = wanted.revision
-    return WeightsWanted(
-        revision=revision.digest,
-        manifest_digest=revision.manifest_digest,
-        total_bytes=revision.total_bytes,
-        name=revision.name,
-        sources=tuple(
-            WeightsSource(kind=origin.kind, location=origin.location, secret=origin.secret)
-            for origin in revision.origins
-        ),
-        paused=wanted.paused,
-        bytes_per_second=float(wanted.bytes_per_second),
-        priority=wanted.priority,
-    )
 
 
 def _spec(wanted: WantedReplica) -> ReplicaSpec:

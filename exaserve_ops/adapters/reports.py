@@ -14,11 +14,11 @@ from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link
 from exaserve_ops.serving.domain import reports
 from exaserve_ops.serving.domain.kv_pools import PoolFacts
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica, ReplicaLoad
-from exaserve_ops.weights.domain.held import HeldWeights, StoreSight
+from exaserve_ops.weights.domain.held import ComplaintSight, HeldWeights, PullSight, StoreSight, SwarmSight
 from workers.protocol import hardware, kv_pools, names, v1
 from workers.protocol.hardware import AcceleratorInfo
 from workers.protocol.observed import ExitInfo, ReplicaObserved, ReplicaTelemetry
-from workers.protocol.weights import WeightsHeld, WeightsReport
+from workers.protocol.weights import SwarmSeen, WeightsHeld, WeightsReport
 
 GROUP = "ingest"
 ABANDONED_MILLISECONDS = 10_000
@@ -326,6 +326,7 @@ def _store_sight(told: WeightsReport) -> StoreSight:
         used_bytes=told.used_bytes,
         problem=told.problem,
         held=tuple(_held(held) for held in told.held),
+        piece_port=told.piece_port,
     )
 
 
@@ -342,6 +343,30 @@ def _held(held: WeightsHeld) -> HeldWeights:
         in_use=held.in_use,
         sources=tuple((source.kind, source.name, source.bytes) for source in held.sources),
         damaged_pieces=held.damaged_pieces,
+        swarm=None if held.swarm is None else _swarm_sight(held.swarm),
+    )
+
+
+def _swarm_sight(told: SwarmSeen) -> SwarmSight:
+    return SwarmSight(
+        pulls=tuple(
+            PullSight(
+                stripe=pull.stripe,
+                parent=pull.parent,
+                stage=pull.stage,
+                bytes_per_second=pull.bytes_per_second,
+                starved_ratio=pull.starved_ratio,
+                lasted_seconds=pull.lasted_seconds,
+                bottleneck=pull.bottleneck,
+                why=pull.why,
+            )
+            for pull in told.pulls
+        ),
+        complaints=tuple(
+            ComplaintSight(complaint.parent, complaint.bad_pieces, complaint.unreachable)
+            for complaint in told.complaints
+        ),
+        streams=tuple((stream.child, stream.bytes_per_second) for stream in told.streams),
     )
 
 

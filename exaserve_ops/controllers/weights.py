@@ -14,6 +14,7 @@ from uuid import UUID
 
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.controllers.ports import AgentLink, ManifestShelf
+from exaserve_ops.controllers.swarms import SwarmDirector
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
@@ -47,6 +48,7 @@ class WeightsKeeper:
         self._link = link
         self._shelf = shelf
         self._told: dict[str, _Told] = {}
+        self._swarms = SwarmDirector()
 
     def step(self) -> None:
         """Compare what is wanted with what nodes have taken in, and record what they have."""
@@ -58,7 +60,9 @@ class WeightsKeeper:
         manifests = {one.revision.manifest_digest for each in wanted.values() for one in each}
         self._shelf.lay_out(manifests, manifest_body)
         now = time.monotonic()
-        for view in self._state.nodes():
+        views = self._state.nodes()
+        wanted = self._swarms.direct(wanted, views)
+        for view in views:
             sight = view.heartbeat.weights if view.heartbeat is not None else None
             if sight is None or view.node_id not in wanted:
                 continue

@@ -99,7 +99,7 @@ def leading(client: redis.Redis) -> Iterator[Leader]:
     state, queue = FleetState(), KeyQueue()
     source = RedisReportSource(client, "test", key_of)
     source.read(limit=1, block_seconds=0.001)  # the group begins here
-    link = CeleryAgentLink(settings.CELERY_BROKER_URL, key_of, client)
+    link = CeleryAgentLink(settings.CELERY_BROKER_URL, key_of, client, settings.ENV.fleet_secret)
     publisher = RedisLivePublisher(client)
     routes = RouteTableWriter(client)
     yield Leader(

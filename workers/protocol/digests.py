@@ -3,8 +3,9 @@
 Keys form a tree, so that no secret has to be stored per node or sent per replica::
 
     fleet secret ── node key (given to the node once, when it joins) ─┬─ report key, command key
-                                                                      ├─ password in Redis
-                                                                      └─ engine key of each attempt
+                 │                                                    ├─ password in Redis
+                 │                                                    └─ engine key of each attempt
+                 └── key of each swarm of weights (told to its nodes, for an hour or two)
 
 Whoever holds the fleet secret (controllers, gateway) can derive every key; a node can derive only
 its own. Raising a node's `key_epoch` revokes all of them at once.
@@ -50,6 +51,11 @@ def engine_api_key(key: bytes, replica_id: str, attempt: int) -> str:
 def transfer_key(engine_key: str, transfer_id: bytes) -> bytes:
     """32-byte key of one transfer of KV blocks to an engine, from that engine's bearer token."""
     return _derive(engine_key.encode()[:64], f"transfer:{transfer_id.hex()}")
+
+
+def swarm_key(fleet_secret: bytes, manifest_digest: str, epoch: int) -> bytes:
+    """32-byte key that nodes of one swarm sign requests for pieces with, for one epoch."""
+    return _derive(fleet_secret, f"swarm:{manifest_digest}:{epoch}")
 
 
 def seal(key: bytes, node_id: str, body: bytes) -> bytes:

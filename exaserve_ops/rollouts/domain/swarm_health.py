@@ -44,7 +44,8 @@ class WatchPolicy:
     """When a link counts as slow, and a node as one that gives nothing good."""
 
     slow_ratio: float = 0.5
-    """Of a stripe's share of the pace."""
+    """Of a stripe's share of the pace, or of what streams usually reach where that is less: links that are
+    all slower than they were said to be make nobody slow."""
     starved_ratio: float = 0.25
     settle_seconds: float = 4.0
     strikes: int = 2
@@ -78,7 +79,8 @@ def judge(
     share = plan.pace_bytes_per_second / plan.stripes
     ripe = [feed for feed in feeds if feed.lasted_seconds >= policy.settle_seconds and feed.parent != ORIGIN]
     busy = [feed for feed in ripe if feed.starved_ratio <= policy.starved_ratio]
-    slow = {(f.child, f.stripe) for f in busy if f.bytes_per_second < share * policy.slow_ratio}
+    usual = min(share, _median([feed.bytes_per_second for feed in busy], share))
+    slow = {(f.child, f.stripe) for f in busy if f.bytes_per_second < usual * policy.slow_ratio}
     receives = _slow_children(busy, slow)
     sends = _slow_parents(busy, slow, receives)
     return Verdicts(
@@ -146,6 +148,10 @@ def _slow_parents(
         for parent, feeds in given.items()
         if all((feed.child, feed.stripe) in slow for feed in feeds)
     }
+
+
+def _median(rates: list[float], default: float) -> float:
+    return sorted(rates)[len(rates) // 2] if rates else default
 
 
 def _lowest(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:

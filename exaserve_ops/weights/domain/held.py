@@ -18,6 +18,39 @@ NOTE_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
+class PullSight:
+    """How one stripe comes to a node; the words are those of the protocol."""
+
+    stripe: int
+    parent: str
+    stage: str
+    bytes_per_second: float = 0.0
+    starved_ratio: float = 0.0
+    lasted_seconds: float = 0.0
+    bottleneck: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ComplaintSight:
+    """What a node has to say against a parent."""
+
+    parent: str
+    bad_pieces: int = 0
+    unreachable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmSight:
+    """A node's part in a swarm, as it goes."""
+
+    pulls: tuple[PullSight, ...] = ()
+    complaints: tuple[ComplaintSight, ...] = ()
+    streams: tuple[tuple[str, float], ...] = ()
+    """(child, bytes per second) of what it gives."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeldWeights:
     """One revision as a node has it; sizes in bytes."""
 
@@ -33,6 +66,7 @@ class HeldWeights:
     sources: tuple[tuple[str, str, int], ...] = ()
     """(kind, host or node, bytes) of what came from each."""
     damaged_pieces: int = 0
+    swarm: SwarmSight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +80,8 @@ class StoreSight:
     used_bytes: int = 0
     problem: str = ""
     held: tuple[HeldWeights, ...] = ()
+    piece_port: int = 0
+    """Where it gives pieces to other nodes; 0: it gives none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,24 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True)
+class SwarmAddress:
+    """One whom pieces may be pulled from: a node, or the origin, which has no address here."""
+
+    node_id: str
+    host: str = ""
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmPart:
+    """A node's part in the swarm of a revision."""
+
+    key_epoch: int
+    stripes: tuple[tuple[SwarmAddress, ...], ...] = ()
+    """For each stripe whom to pull from, the planned parent first; none for who only gives, or waits."""
+
+
+@dataclass(frozen=True, slots=True)
 class WantedWeights:
     """One revision as its node is told to have it."""
 
@@ -60,6 +78,8 @@ class WantedWeights:
     paused: bool
     bytes_per_second: int
     priority: int
+    swarm: SwarmPart | None = None
+    """`None`: it is fetched straight from its origins."""
 
 
 def combine_claims(claims: Iterable[Claim], revisions: Mapping[str, Revision]) -> tuple[WantedWeights, ...]:
