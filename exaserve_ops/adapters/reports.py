@@ -326,6 +326,7 @@ def _store_sight(told: WeightsReport) -> StoreSight:
         used_bytes=told.used_bytes,
         problem=told.problem,
         held=tuple(_held(held) for held in told.held),
+        in_swarms=told.in_swarms,
         piece_port=told.piece_port,
     )
 

@@ -92,7 +92,7 @@ class SwarmDirector:
 
     # -- who is in which -------------------------------------------------------------------------
     def _swarms(self, wanted: Wishes, views: Collection[NodeView]) -> dict[str, dict[str, _Member]]:
-        able = {v.node_id: v for v in views if v.liveness != DEAD and _piece_port(v)}
+        able = {v.node_id: v for v in views if v.liveness != DEAD and _is_able(v)}
         together: dict[str, list[str]] = {}
         for node_id in able.keys() & wanted.keys():
             for one in wanted[node_id]:
@@ -142,6 +142,7 @@ class SwarmDirector:
         direction.verdicts = judge(before, feeds, complaints, direction.verdicts)
         swarm = self._swarm(total, members, direction.verdicts)
         direction.plan = plan = plan_swarm(swarm, before, self._policy)
+        # Who has not said yet where it gives pieces is told of the swarm, and planned with a moment later.
         epoch = int(clock.now().timestamp()) // KEY_EPOCH_SECONDS
         return {node_id: SwarmPart(epoch, _stripes(node_id, plan, members)) for node_id in members}
 
@@ -158,9 +159,16 @@ class SwarmDirector:
                 verdicts,
             )
             for node_id, member in members.items()
+            if member.port
         )
-        fastest = max(peer.send_bytes_per_second for peer in peers)
+        fastest = max((peer.send_bytes_per_second for peer in peers), default=1.0)
         return Swarm(total, PIECE_BYTES, peers, Origin(fastest), verdicts.apart)
+
+
+def _is_able(view: NodeView) -> bool:
+    sight = _sight(view)
+    # A store that is not open yet, after an agent's start, must not be told to fetch by itself meanwhile.
+    return sight is not None and (sight.in_swarms or bool(sight.problem))
 
 
 def _piece_port(view: NodeView) -> int:

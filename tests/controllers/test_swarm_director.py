@@ -64,12 +64,15 @@ class Nodes:
         ids = [UUID(node.node_id) for node in self.nodes]
         want_weights(model.pk, ids, owner="person", actor="test", now=NOW, reason="")
 
-    def look(self, *, port: int = 7000) -> dict[str, SwarmOrder | None]:
+    def look(self, *, port: int = 7000, able: bool = True) -> dict[str, SwarmOrder | None]:
         """Report, let the leader look, and take in what it says. Returns all newest orders."""
         for number, node in enumerate(self.nodes):
             held = self.held.get(node.node_id)
             report = WeightsReport(
-                disk_total_bytes=1000, held=(held,) if held else (), piece_port=port and port + number
+                disk_total_bytes=1000,
+                held=(held,) if held else (),
+                in_swarms=able,
+                piece_port=port and port + number,
             )
             node.beat(weights=report)
         self.leader.work()
@@ -119,8 +122,14 @@ def test_one_node_alone_and_agents_that_give_nothing_fetch_by_themselves(
     assert set(alone.look().values()) == {None}
 
 
+def test_nodes_are_planned_with_once_they_said_where_they_give_pieces(nodes: Nodes) -> None:
+    told = nodes.look(port=0)
+    assert all(order is not None and order.stripes == () for order in told.values())
+    assert all(order is not None and len(order.stripes) == 2 for order in nodes.look().values())
+
+
 def test_agents_that_give_nothing_are_in_no_swarm(nodes: Nodes) -> None:
-    assert set(nodes.look(port=0).values()) == {None}
+    assert set(nodes.look(able=False).values()) == {None}
 
 
 def test_nothing_is_said_again_while_the_plan_holds(nodes: Nodes) -> None:

@@ -28,6 +28,7 @@ def stores(tmp_path: Path, weights: Weights) -> Iterator[list[Store]]:
         made = [exits.enter_context(running_store(tmp_path / f"n{n}", node_id=f"n{n}")) for n in range(3)]
         for store in made:
             store.know(weights)
+            store.want(weights.wanted(paused=True, swarm=order()))
         wait_for(lambda: all(store.keeper.report().piece_port for store in made), "ports")
         yield made
 
@@ -122,6 +123,13 @@ def test_what_comes_from_a_damaged_seed_is_refused_and_told(
     assert stores[2].is_right(weights)
     assert held.swarm is not None
     assert [c.parent for c in held.swarm.complaints if c.bad_pieces] == ["n0"]
+
+
+def test_a_store_listens_only_while_it_is_in_a_swarm(stores: list[Store], weights: Weights) -> None:
+    for store in stores:
+        store.want(weights.wanted(paused=True))
+    wait_for(lambda: not any(store.keeper.report().piece_port for store in stores), "closed ports")
+    assert all(store.keeper.report().in_swarms for store in stores)
 
 
 def test_a_store_with_another_key_gets_nothing(stores: list[Store], weights: Weights, tmp_path: Path) -> None:

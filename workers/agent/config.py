@@ -61,6 +61,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of all fetching on this node; 0: as fast as it goes."""
     weights_scrub_bytes_per_second: float = 16e6
     """What is read of idle weights to find bytes that the disk changed; 0: nothing."""
+    weights_peers: bool = True
+    """Give pieces of weights to other nodes and take them from there, as the control plane plans it."""
+    weights_peer_port: int = 0
+    """Where they are given, on `address`; 0: on any free port."""
+    weights_give_bytes_per_second: float = 0.0
+    """Most that is given to all other nodes together; 0: as much as the link carries."""
 
     def checked(self) -> AgentConfig:
         """Return itself. Raises `ConfigError` for a value out of range."""
@@ -87,6 +93,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             self.weights_limit_bytes,
             self.weights_bytes_per_second,
             self.weights_scrub_bytes_per_second,
+            self.weights_give_bytes_per_second,
+            self.weights_peer_port,
         )
 
 

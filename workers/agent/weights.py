@@ -20,6 +20,8 @@ from workers.weights.planning import StorePolicy
 from workers.weights.secrets import Secrets
 from workers.weights.shelf import Shelf, key_of
 from workers.weights.sources.opening import open_source
+from workers.weights.swarm.serving import ServeLimits
+from workers.weights.swarm_desk import SwarmDesk
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +40,9 @@ class NodeWeights:
         self._redis_url = identity.redis_url
         self._journal = journal
         secrets = Secrets(home.secrets)
+        shelf = Shelf(Path(config.weights_folder) if config.weights_folder else home.weight_store)
         self._keeper = WeightsKeeper(
-            Shelf(Path(config.weights_folder) if config.weights_folder else home.weight_store),
+            shelf,
             KeeperSettings(
                 StorePolicy(
                     margin_bytes=config.weights_margin_bytes,
@@ -54,6 +57,7 @@ class NodeWeights:
             open_source=lambda told: open_source(told, secrets),
             in_use=self._in_use,
             on_change=on_change,
+            swarm=_swarm_desk(identity.node_id, config, shelf),
         )
 
     def start(self) -> None:
@@ -114,3 +118,12 @@ class NodeWeights:
         finally:
             client.close()
         return found if isinstance(found, bytes) else None
+
+
+def _swarm_desk(node_id: str, config: AgentConfig, shelf: Shelf) -> SwarmDesk | None:
+    """What gives pieces to other nodes; `None` where that is off."""
+    if not config.weights_peers:
+        return None
+    serves = ServeLimits(bytes_per_second=config.weights_give_bytes_per_second)
+    port = config.weights_peer_port
+    return SwarmDesk(node_id, config.address, shelf.ready_folder, port=port, serves=serves)

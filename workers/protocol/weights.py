@@ -158,5 +158,7 @@ class WeightsReport(Part, frozen=True, kw_only=True):
     problem: str = ""
     """Why nothing can be stored here; empty: all is well."""
     held: tuple[WeightsHeld, ...] = ()
+    in_swarms: bool = False
+    """Whether this node can be in swarms: give pieces to others, and take them from there."""
     piece_port: int = 0
-    """Where this node gives pieces to others, on its own address; 0: it gives none."""
+    """Where it gives pieces, on its own address; 0 while it is in no swarm."""

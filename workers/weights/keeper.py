@@ -383,6 +383,7 @@ class WeightsKeeper:
                 failures={key: retry.reason for key, retry in self._retries.items()},
                 held=self._inventory.held(self._in_use()),
                 staged=self._inventory.staged_have_bytes(),
+                in_swarms=self._swarm is not None and not self._swarm.problem,
                 piece_port=self._swarm.port if self._swarm is not None else 0,
                 swarms=self._swarm.seen() if self._swarm is not None else {},
             )

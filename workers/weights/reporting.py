@@ -57,6 +57,7 @@ class Moment:
     """Whole ones."""
     staged: Mapping[str, int]
     """Bytes that are verified of each that is staged and not being fetched."""
+    in_swarms: bool = False
     piece_port: int = 0
     swarms: Mapping[str, SwarmSeen] = field(default_factory=dict)
     """By the manifest's digest."""
@@ -76,6 +77,7 @@ def make_report(moment: Moment) -> WeightsReport:
         disk_free_bytes=moment.disk.free_bytes,
         used_bytes=moment.used_bytes,
         held=tuple(held[:_MOST_HELD]),
+        in_swarms=moment.in_swarms,
         piece_port=moment.piece_port,
     )
 

@@ -1,7 +1,8 @@
 """All swarms of one node: one server that gives, and a member for each revision that is on its way.
 
-Orders come with the wish of what is to be on the disk, and say all of a node's part: keys, and for each
-stripe whom to pull from. A revision that is whole is given from its place; one on its way, from staging.
+Nothing listens while the node is in no swarm. Orders come with the wish of what is to be on the disk, and
+say all of a node's part: keys, and for each stripe whom to pull from. A revision that is whole is given
+from its place; one on its way, from staging.
 """
 
 from __future__ import annotations
@@ -64,23 +65,29 @@ class SwarmDesk:
         serves: ServeLimits | None = None,
         pulls: PullLimits | None = None,
     ) -> None:
-        """Listen. Raises `ValueError` for an address that is every address, and `OSError`."""
+        """Give on this address and port, once there is a swarm; 0: on any free port."""
+        self._node_id, self._address, self._port = node_id, address, port
+        self._serves = serves
         self._ready_folder = ready_folder
         self._pulls = pulls or PullLimits()
-        self._server = PieceServer(node_id, address, port=port, limits=serves)
+        self._server: PieceServer | None = None
+        self.problem = ""
+        """Why nothing can be given; empty where it can."""
         self._lock = threading.Lock()
         self._parts: dict[str, _Part] = {}
         """By the manifest's name."""
-        self._server.start()
 
     @property
     def port(self) -> int:
-        """Where pieces are given."""
-        return self._server.port
+        """Where pieces are given; 0 while there is no swarm."""
+        server = self._server
+        return server.port if server is not None else 0
 
     def close(self) -> None:
         """Give no more; who fetches was stopped before."""
-        self._server.stop()
+        with self._lock:
+            self._parts.clear()
+            self._shut()
 
     def take(self, wanted: Sequence[WeightsWanted]) -> None:
         """Follow these orders from now on; a swarm that is not named any more is left."""
@@ -88,9 +95,30 @@ class SwarmDesk:
         with self._lock:
             for name in self._parts.keys() - orders.keys():
                 del self._parts[name]
-                self._server.unshare(name)
-            for name, order in orders.items():
-                self._follow(name, order)
+                if self._server is not None:
+                    self._server.unshare(name)
+            if orders and self._listen():
+                for name, order in orders.items():
+                    self._follow(name, order)
+            if not orders:
+                self._shut()
+
+    def _listen(self) -> bool:
+        if self._server is None:
+            try:
+                self._server = PieceServer(self._node_id, self._address, port=self._port, limits=self._serves)
+            except (OSError, ValueError) as error:
+                self.problem = f"no pieces can be given on {self._address}: {error}"
+                logger.warning("event=pieces_not_given error=%s", error)
+                return False
+            self.problem = ""
+            self._server.start()
+        return True
+
+    def _shut(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop()
 
     def _follow(self, name: str, order: SwarmOrder) -> None:
         part = self._parts.setdefault(name, _Part(order))
@@ -112,13 +140,13 @@ class SwarmDesk:
         limits = replace(self._pulls, niceness=_NICENESS) if nice else self._pulls
         name = staged.row.name
         with self._lock:
-            part = self._parts.get(name)
-            if part is None:
+            part, server = self._parts.get(name), self._server
+            if part is None or server is None:
                 raise SourceError("its swarm was left meanwhile")
             part.given = False
             revision = staged.manifest.revision
             part.fetch = SwarmFetch(
-                self._server,
+                server,
                 staged,
                 sources,
                 ready_folder=lambda: self._ready_folder(revision),
@@ -133,7 +161,9 @@ class SwarmDesk:
         """Give a revision that is whole to its swarm, if there is one."""
         with self._lock:
             part = self._parts.get(manifest_digest)
-            if part is None or part.given or (part.fetch is not None and part.fetch.gives):
+            if part is None or self._server is None or part.given:
+                return
+            if part.fetch is not None and part.fetch.gives:
                 return
             row = PieceRow(manifest, manifest_digest)
             revision = manifest.revision
@@ -145,9 +175,9 @@ class SwarmDesk:
     def seen(self) -> Mapping[str, SwarmSeen]:
         """What is told of each swarm, by the manifest's name."""
         with self._lock:
-            parts = dict(self._parts)
+            parts, server = dict(self._parts), self._server
         streams: dict[str, list[SwarmStream]] = {}
-        for stream in self._server.streams():
+        for stream in server.streams() if server is not None else ():
             told = SwarmStream(child=stream.child, bytes_per_second=round(stream.meter.rate()))
             streams.setdefault(stream.name, []).append(told)
         return {name: _seen(part, streams.get(name, ())) for name, part in parts.items()}

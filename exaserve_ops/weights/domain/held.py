@@ -80,8 +80,10 @@ class StoreSight:
     used_bytes: int = 0
     problem: str = ""
     held: tuple[HeldWeights, ...] = ()
+    in_swarms: bool = False
+    """Whether it can give pieces to other nodes, and take them from there."""
     piece_port: int = 0
-    """Where it gives pieces to other nodes; 0: it gives none."""
+    """Where it gives them; 0 while it is in no swarm."""
 
 
 @dataclass(frozen=True, slots=True)
