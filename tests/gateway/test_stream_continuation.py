@@ -106,7 +106,7 @@ async def test_break_at_any_byte_is_not_seen(
     first_id = expected[0]["id"]
     sent = {**body, "return_token_ids": True, "include_stop_str_in_output": True}
     size = engines[0].size(path, sent)
-    for cut in (*range(0, size, 3), size):  # no event is so small that one could be missed
+    for cut in (*range(0, size, 7), size):  # no event is so small that one could be missed
         cuts[:] = [cut]
         forget_failures(gateway)
         seen = events_of(await gateway.ask(body, path=path, headers=CONTINUE))

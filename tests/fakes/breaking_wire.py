@@ -1,0 +1,81 @@
+"""A relay before an engine, which breaks the connection off when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass, field
+
+_TOKENS = b'"token_ids"'
+
+
+@dataclass
+class BreakingWire:
+    """Listens on a free port. A break takes one connection, and the engine sees its client go."""
+
+    engine_port: int
+    breaks: list[int] = field(default_factory=list)
+    """Break off behind the event that has so many with tokens before it; each number is for one answer."""
+    passed: int = 0
+    """Events with tokens that went by since the last break, or ever."""
+    port: int = 0
+    _server: asyncio.Server | None = None
+
+    async def start(self) -> BreakingWire:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", self.engine_port)
+        except OSError:
+            writer.transport.abort()
+            return
+        up = asyncio.ensure_future(_pump(reader, engine_writer))
+        with contextlib.suppress(OSError):
+            await self._pass_on(engine_reader, writer)
+        up.cancel()
+        writer.transport.abort()
+        engine_writer.transport.abort()
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen = b""
+        while data := await reader.read(65_536):
+            seen += data
+            place = _end_of_event(seen, self.breaks[0]) if self.breaks else None
+            if place is not None:
+                self.breaks.pop(0)
+                writer.write(data[: max(0, place - (len(seen) - len(data)))])
+                await writer.drain()
+                # What is written is sent before the connection ends; an abort would throw it away.
+                writer.close()
+                return
+            writer.write(data)
+            await writer.drain()
+
+
+def _end_of_event(data: bytes, count: int) -> int | None:
+    """Where the event with tokens of this number ends; 0: the head of the answer."""
+    if count == 0:
+        head = data.find(b"\r\n\r\n")
+        return head + 4 if head >= 0 else None
+    place = 0
+    for _ in range(count):
+        place = data.find(_TOKENS, place) + len(_TOKENS)
+        if place < len(_TOKENS):
+            return None
+    end = data.find(b"\n\n", place)
+    return end + 4 if end >= 0 else None  # and the chunk's own end
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+        writer.write_eof()
