@@ -50,8 +50,8 @@ async def _kill_one(stage: Stage) -> Death:
     rows = await asyncio.to_thread(all_rows, run, "/api/v1/nodes?page_size=10")
     name = next(str(row["name"]) for row in rows if row["id"] == node_id)
     session = await stage.pin(node_id)
-    doomed = await asyncio.to_thread(_processes_of, run, node_id, name)
-    with _nobody_restarts(run):
+    doomed = await asyncio.to_thread(processes_of, run, node_id, name)
+    with nobody_restarts(run):
         at = time.monotonic()
         for process in doomed:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -80,7 +80,7 @@ async def _until_whole(stage: Stage) -> None:
         await asyncio.sleep(0.5)
 
 
-def _processes_of(run: FleetRun, node_id: str, name: str) -> list[psutil.Process]:
+def processes_of(run: FleetRun, node_id: str, name: str) -> list[psutil.Process]:
     """The agent of a node and all engines on it, with their children. Only what this fleet started."""
     rows = all_rows(run, "/api/v1/replicas?page_size=100")
     roots = [run.summary()["pids"][name.replace("node-", "agent-")]]
@@ -94,7 +94,7 @@ def _processes_of(run: FleetRun, node_id: str, name: str) -> list[psutil.Process
 
 
 @contextlib.contextmanager
-def _nobody_restarts(run: FleetRun) -> Iterator[None]:
+def nobody_restarts(run: FleetRun) -> Iterator[None]:
     """Hold the process manager still, as if it had gone with the machine."""
     manager = run.summary()["pids"]["supervisord"]
     os.kill(manager, signal.SIGSTOP)

@@ -16,8 +16,6 @@ class BreakingWire:
     engine_port: int
     breaks: list[int] = field(default_factory=list)
     """Break off behind the event that has so many with tokens before it; each number is for one answer."""
-    passed: int = 0
-    """Events with tokens that went by since the last break, or ever."""
     port: int = 0
     _server: asyncio.Server | None = None
 
@@ -36,15 +34,17 @@ class BreakingWire:
         except OSError:
             writer.transport.abort()
             return
-        up = asyncio.ensure_future(_pump(reader, engine_writer))
+        answer = bytearray()
+        up = asyncio.ensure_future(_pump(reader, engine_writer, answer))
         with contextlib.suppress(OSError):
-            await self._pass_on(engine_reader, writer)
+            await self._pass_on(engine_reader, writer, answer)
         up.cancel()
         writer.transport.abort()
         engine_writer.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seen = b""
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: bytearray
+    ) -> None:
         while data := await reader.read(65_536):
             seen += data
             place = _end_of_event(seen, self.breaks[0]) if self.breaks else None
@@ -59,7 +59,7 @@ class BreakingWire:
             await writer.drain()
 
 
-def _end_of_event(data: bytes, count: int) -> int | None:
+def _end_of_event(data: bytearray, count: int) -> int | None:
     """Where the event with tokens of this number ends; 0: the head of the answer."""
     if count == 0:
         head = data.find(b"\r\n\r\n")
@@ -73,9 +73,11 @@ def _end_of_event(data: bytes, count: int) -> int | None:
     return end + 4 if end >= 0 else None  # and the chunk's own end
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytearray) -> None:
+    """Pass requests on; with each begins another answer."""
     with contextlib.suppress(OSError):
         while data := await reader.read(65_536):
+            answer.clear()
             writer.write(data)
             await writer.drain()
         writer.write_eof()

@@ -9,14 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import openai
 import pytest
 import pytest_asyncio
 from safetensors.numpy import load_file, save_file
 
 from tests.engines.conftest import MODEL_NAME, EngineProcess, engine_starter, free_port
 from tests.fakes.breaking_wire import BreakingWire
-from tests.gateway.harness import SECRET, Gateway, Reply, World, request_bytes
-from tests.gateway.test_stream_continuation import CONTINUE, TEXT_PATH, events_of, forget_failures, text_of
+from tests.gateway.harness import KEY, SECRET, Gateway, Reply, World, eventually, request_bytes
+from tests.gateway.test_stream_continuation import (
+    CONTINUE,
+    TEXT_PATH,
+    events_of,
+    forget_failures,
+    nothing_is_left,
+    text_of,
+)
 from workers.engines.demo_model import HIDDEN, build_tokenizer, make_demo_model
 from workers.protocol.digests import engine_api_key, node_key
 
@@ -111,6 +119,7 @@ async def test_break_after_any_token_changes_nothing(
     whole = await gateway.ask(body, path=path, headers=CONTINUE)
     text, _, _ = said(whole)
     assert any(ord(letter) > 127 for letter in text)
+    breaks = 0
     for stop in (None, text[-6:-2]):
         body = {**body, "stop": stop}
         twin = said(await gateway.ask(body, path=path))
@@ -122,8 +131,60 @@ async def test_break_after_any_token_changes_nothing(
             broken = await gateway.ask(body, path=path, headers=CONTINUE)
             assert said(broken) == twin, (stop, place)
             assert not wires[0].breaks
-    continued = gateway.shared.counters.continuations
-    assert continued["begun"] == continued["resumed"] > TOKENS // 2
+            begun = gateway.shared.counters.continuations["begun"]
+            assert begun == breaks + (place < count), "only the end was missing, if it was not continued"
+            breaks = begun
+    assert gateway.shared.counters.continuations["resumed"] == breaks
+
+
+async def test_official_client_runs_unchanged_before_real_engines(
+    world: World, engines: list[EngineProcess], wires: list[BreakingWire]
+) -> None:
+    """Chat, completions, streams (a broken one, too), errors, and leaving in the middle."""
+    gateway = await before(world, wires)
+    messages: list[openai.types.chat.ChatCompletionMessageParam] = [{"role": "user", "content": "Hello."}]
+    own: dict[str, Any] = {"ignore_eos": True}
+    address = f"http://127.0.0.1:{gateway.port}/v1"
+    async with openai.AsyncOpenAI(base_url=address, api_key=KEY, max_retries=0, timeout=30) as client:
+        chat = client.chat.completions
+        whole = await chat.create(
+            model=MODEL_NAME, messages=messages, max_tokens=TOKENS, temperature=0, extra_body=own
+        )
+        assert whole.usage is not None
+        assert whole.usage.completion_tokens == TOKENS
+        wires[0].breaks[:] = [7]
+        stream = await chat.create(
+            model=MODEL_NAME,
+            messages=messages,
+            max_tokens=TOKENS,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+            extra_body=own,
+            extra_headers=CONTINUE,
+        )
+        pieces = [piece async for piece in stream]
+        choices = [choice for piece in pieces for choice in piece.choices]
+        assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
+        assert len({(piece.id, piece.created, piece.model, piece.object) for piece in pieces}) == 1
+        assert [choice.delta.role for choice in choices if choice.delta.role] == ["assistant"]
+        assert (pieces[-1].usage and pieces[-1].usage.completion_tokens) == TOKENS
+        assert gateway.shared.counters.continuations == {"begun": 1, "resumed": 1}
+        text = await client.completions.create(model=MODEL_NAME, prompt="Once", max_tokens=5, extra_body=own)
+        assert text.choices[0].finish_reason == "length"
+        with pytest.raises(openai.BadRequestError, match="context"):
+            await client.completions.create(model=MODEL_NAME, prompt="Once", max_tokens=100_000)
+        with pytest.raises(openai.NotFoundError):
+            await chat.create(model="other", messages=messages)
+        for headers in ({}, CONTINUE):
+            left = await chat.create(
+                model=MODEL_NAME, messages=messages, stream=True, extra_body=own, extra_headers=headers
+            )
+            await anext(aiter(left))
+            await left.close()
+        await eventually(lambda: nothing_is_left(gateway))
+        for engine in engines:
+            await eventually(lambda engine=engine: engine.sample().requests_running == 0)  # type: ignore[misc] # mypy cannot type defaults
 
 
 async def test_engine_killed_in_the_middle_changes_nothing(

@@ -73,12 +73,13 @@ def test_turns_add_up_in_their_session(replicas: list[Replica]) -> None:
 def test_continued_turn_is_on_record_with_the_replica_that_broke_off(replicas: list[Replica]) -> None:
     first, second = (str(r.pk) for r in replicas)
     continued = replace(turn("s1", second), why="continued", continued_from=(first,))
-    record_turns(positioned(turn("s1", first), continued))
-    row = InferenceSession.objects.get()
+    record_turns(positioned(turn("s1", first), continued, replace(continued, session_id="s2")))
+    row = InferenceSession.objects.get(session_id="s1")
     assert (row.replica_changes, row.last_why, str(row.replica_id)) == (1, "continued", second)
+    assert InferenceSession.objects.get(session_id="s2").replica_changes == 1, "it began elsewhere"
     assert [mark.continued_from for mark in read_turns(row.latest_turns)] == [(), (first,)]
     assert [stay.why for stay in read_stays(row.stays)] == ["sticky", "continued"]
-    assert count_moved_sessions([replicas[1].pk], since=NOW) == 1
+    assert count_moved_sessions([replicas[1].pk], since=NOW) == 2
     assert set(replicas_of_timeline(row)) == {first, second}
 
 

@@ -98,7 +98,9 @@ def _count(row: InferenceSession, positioned: PositionedTurn, nodes: dict[str, s
     if turn.outcome not in OUTCOMES_THAT_COUNT_AS_SERVED:
         row.failed_turns += 1
     if turn.replica_id in nodes:
-        if row.replica_id is not None and str(row.replica_id) != turn.replica_id:
+        if turn.continued_from:
+            row.replica_changes += len(turn.continued_from)
+        elif row.replica_id is not None and str(row.replica_id) != turn.replica_id:
             row.replica_changes += 1
         row.replica_id = turn.replica_id
         row.node_name = nodes[turn.replica_id]
