@@ -35,7 +35,7 @@ from exaserve_ops.sessions.services.balance import record_balance
 from exaserve_ops.sessions.services.relocations import advance_relocation, note_wait, plan_move
 
 ACTOR = "controller:moves"
-_CLOCKS_SECONDS = 1.0
+_CLOCKS_SECONDS = 2.0
 """Clocks of Redis and of gateways may differ by so much, and whole seconds are kept of one."""
 
 _log = logging.getLogger(__name__)

@@ -42,7 +42,9 @@ class RelocationViewSet(ReadableViewSet[Relocation]):
         """What would move now, and why, and what waits; nothing is changed by asking."""
         check_parameters(request.query_params, (), ())
         reader, limits = replica_loads(), move_limits()
-        fleet = movable_fleet(now=clock.now(), rooms=lambda nodes: rooms_of(reader.read_nodes(nodes)))
+        fleet = movable_fleet(
+            now=clock.now(), rooms=lambda nodes: rooms_of(reader.read_nodes(nodes)), looks_at_all=True
+        )
         return Response(_described(fleet, plan_relocations(fleet, limits.rested), limits))
 
 

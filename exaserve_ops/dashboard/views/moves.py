@@ -30,7 +30,9 @@ from exaserve_ops.sessions.selectors.moves import movable_fleet
 def session_moves(request: HttpRequest) -> HttpResponse:
     """Show what would move now and why, what waits and why, and the latest moves."""
     reader, limits = live_reader(), move_limits()
-    fleet = movable_fleet(now=clock.now(), rooms=lambda nodes: rooms_of(reader.read_nodes(nodes)))
+    fleet = movable_fleet(
+        now=clock.now(), rooms=lambda nodes: rooms_of(reader.read_nodes(nodes)), looks_at_all=True
+    )
     listing = list_page(
         request,
         Relocation.objects.select_related("session", "source", "target").order_by("-created_at"),

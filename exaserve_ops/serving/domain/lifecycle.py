@@ -67,7 +67,7 @@ REPLICA = Lifecycle(
         BACKING_OFF: "The last attempt ended; the next one starts after a pause.",
         FAILED: "Its agent gave it up; it is replaced on another node, or says why not.",
         UNREACHABLE: "Its node is dead or cut off; the process may still run.",
-        DRAINING: "Gets nothing new; open requests end.",
+        DRAINING: "First turns go elsewhere; its sessions move, then its open requests end.",
         STOPPING: "Told to stop; its process group is not gone yet.",
         STOPPED: "Its process group is gone.",
     },

@@ -148,6 +148,12 @@ class Thresholds:
     """After a move from A to B, before balance moves anything from B to A."""
 
 
+def is_full(tokens: int, room: ReplicaRoom, limits: Thresholds) -> bool:
+    """Whether so many tokens of conversations are too many, or its engine says that it is full and queues."""
+    queues = bool(room.requests_waiting) and (room.kv_used_ratio or 0.0) >= limits.start_pressure
+    return queues or tokens >= limits.start_pressure * (room.kv_capacity_tokens or math.inf)
+
+
 ACTIVE_SECONDS = 600.0
 """A conversation quiet for longer counts for nothing, and balance leaves it where it is."""
 

@@ -20,9 +20,11 @@ from exaserve_ops.sessions.domain.relocation import (
     Rates,
     Relocation,
     RelocationPlan,
+    ReplicaRoom,
     Stay,
     Thresholds,
     estimate_move,
+    is_full,
 )
 
 _SAME_RACK_PENALTY = 0.02
@@ -187,8 +189,8 @@ class _Planner:
         return any(move.source_id in ids for move in self._fleet.underway)
 
     def _is_full(self, holder: Holder, limits: Thresholds) -> bool:
-        queues = bool(holder.requests_waiting) and (holder.kv_used_ratio or 0.0) >= limits.start_pressure
-        return queues or self._pressure_of(holder) >= limits.start_pressure
+        room = ReplicaRoom(holder.kv_capacity_tokens, holder.kv_used_ratio, holder.requests_waiting)
+        return is_full(self._tokens[holder.replica_id], room, limits)
 
     def _relieve(self, source: Holder, limits: Thresholds) -> bool:
         """Begin the largest move off `source` that does not turn the imbalance round."""

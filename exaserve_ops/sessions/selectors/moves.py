@@ -29,6 +29,7 @@ from exaserve_ops.sessions.domain.relocation import (
     ReplicaRoom,
     Thresholds,
     Underway,
+    is_full,
 )
 from exaserve_ops.sessions.domain.timeline import prefill_rate, read_turns
 from exaserve_ops.sessions.models import InferenceSession, Relocation
@@ -167,21 +168,28 @@ def _drained_by(replica: Replica) -> datetime | None:
 
 
 # -- what a plan is made from ------------------------------------------------------------------------
+Rooms = Callable[[Collection[str]], Mapping[str, ReplicaRoom]]
+"""What the replicas of nodes report, by replica id."""
+
+
 def movable_fleet(
     *,
     now: datetime,
-    rooms: Callable[[Collection[str]], Mapping[str, ReplicaRoom]],
+    rooms: Rooms,
     levels: bool = True,
     in_turn: Collection[int] = (),
+    looks_at_all: bool = False,
 ) -> FleetSessions:
     """What a plan of moves is made from: deployments where replicas leave, moves are asked for, or both.
 
-    With `levels` also those whose sessions are to be balanced. `rooms` says what the replicas of nodes
-    report, by their ids; `in_turn` names sessions of which a turn is known to run.
+    With `levels` also those of which a replica is overfilled, or, for a page that `looks_at_all`, of which
+    one could be. `in_turn` names sessions of which a turn is known to run.
     """
     live = live_relocations()
     asked = {row.session_id: row for row in live if row.status == PLANNED}
     thresholds = levelling_thresholds() if levels else {}
+    if thresholds and not looks_at_all:
+        thresholds = _overfilled(thresholds, rooms, now)
     deployments = _leaving_deployments() | {row.source.deployment_id for row in live if row.source}
     deployments |= thresholds.keys()
     if not deployments:
@@ -211,6 +219,25 @@ def levelling_thresholds() -> dict[UUID, Thresholds]:
     rows = Deployment.objects.filter(status=states.ACTIVE, balance_sessions=True, replicas__gt=1)
     asked = rows.values_list("pk", "balance_from_percent", "balance_gap_percent")
     return {pk: thresholds_of(full, gap) for pk, full, gap in asked}
+
+
+def _overfilled(thresholds: Mapping[UUID, Thresholds], rooms: Rooms, now: datetime) -> dict[UUID, Thresholds]:
+    """Of these deployments, those with a full replica or being levelled: mostly none, found in two queries.
+
+    To read the thousands of replicas of a fleet that has nothing to level would be most of what this costs.
+    """
+    wanted = _balancing() & thresholds.keys()
+    rows = InferenceSession.objects.filter(
+        _CAME_BACK, replica__deployment__in=thresholds.keys() - wanted, last_turn_at__gt=now - ACTIVE_FOR
+    )
+    columns = ("replica", "replica__node", "replica__deployment")
+    held = list(rows.order_by().values_list(*columns).annotate(tokens=Sum("context_tokens")))
+    told = rooms({str(node) for _, node, _, _ in held})
+    for replica, _, deployment, tokens in held:
+        room = told.get(str(replica), ReplicaRoom())
+        if is_full(tokens or 0, room, thresholds[deployment]):
+            wanted.add(deployment)
+    return {pk: thresholds[pk] for pk in wanted}
 
 
 def thresholds_of(from_percent: int, gap_percent: int) -> Thresholds:
