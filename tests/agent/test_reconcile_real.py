@@ -55,6 +55,7 @@ def test_engine_sees_nothing_of_the_agents_environment(
         "LANG",
         "HOME",
         "TMPDIR",
+        "TINY_MODEL",
         "TINY_RUNTIME",
         names.ENV_NODE,
         names.ENV_REPLICA,

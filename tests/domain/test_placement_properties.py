@@ -51,6 +51,7 @@ requests = st.builds(
     memory_bytes=st.integers(0, 120),
     accelerators=st.integers(1, 3),
     nodes=st.sampled_from([(), ("n0",), ("n1", "n2")]),
+    stored_on=st.sampled_from([None, frozenset(), frozenset({"id-0", "id-3"})]),
 )
 
 
@@ -159,3 +160,35 @@ def test_many_at_once_are_placed_as_one_after_the_other(
         if isinstance(expected, Placement):
             room = rooms[expected.node_id]
             rooms[expected.node_id] = reserve(replace(request, standby=standby), expected, room)
+
+
+def test_of_nodes_that_are_as_good_the_one_that_has_the_weights_is_taken() -> None:
+    def node(name: str, rack: str, free: int, here: int = 0) -> NodeRoom:
+        card = AcceleratorRoom(f"{name}-a", "cuda", 1000, 1000 - free)
+        return NodeRoom(
+            name,
+            name,
+            accepts=True,
+            refusal="",
+            engines=frozenset({"torch"}),
+            rack=rack,
+            accelerators=(card,),
+            same_deployment=here,
+            replicas=here,
+        )
+
+    request = PlacementRequest("torch", 10, stored_on=frozenset({"b", "d"}))
+    fleet = (node("a", "r1", 900), node("b", "r1", 200))
+    choice = choose_placement(request, fleet)
+    assert isinstance(choice, Placement)
+    assert choice.node_id == "b"
+    assert "its weights are on that node's disk" in choice.why
+    # Spreading counts for more than a fetch: it is over in minutes, and a lost rack is not.
+    spread = choose_placement(request, (*fleet, node("c", "r2", 100), node("d", "r1", 500, here=3)))
+    assert isinstance(spread, Placement)
+    assert spread.node_id == "c"
+    assert "its weights are fetched first" in spread.why
+    in_place = choose_placement(replace(request, stored_on=None), fleet)
+    assert isinstance(in_place, Placement)
+    assert in_place.node_id == "a"
+    assert "weights" not in in_place.why

@@ -242,15 +242,18 @@ class _Spread:
         domain = node.domain
         if self._request.standby:
             beside = (self._serving[domain], node.same_deployment)
-            return (shunned, *beside, self._standbys[domain], node.same_standby, -free, node.name)
+            fetches = int(self._request.lacks_weights(node.node_id))
+            return (shunned, *beside, self._standbys[domain], node.same_standby, fetches, -free, node.name)
         # What the domain lacks of its share of one more, times the number of nodes: whole numbers.
         lacks = (self._total + 1) * self._usable[domain] - self._serving[domain] * self._nodes
-        return (shunned, -lacks, node.same_deployment, -free, node.name)
+        fetches = int(self._request.lacks_weights(node.node_id))
+        return (shunned, -lacks, node.same_deployment, fetches, -free, node.name)
 
     def rank_within(self, node: NodeRoom, free: int) -> tuple[int | str, ...]:
         """What orders nodes of one failure domain, of which all or none are shunned, as `rank` does."""
         same_standby = node.same_standby if self._request.standby else 0
-        return (node.same_deployment, same_standby, -free, node.name)
+        fetches = int(self._request.lacks_weights(node.node_id))
+        return (node.same_deployment, same_standby, fetches, -free, node.name)
 
     def why(self, node: NodeRoom, fitting: int) -> str:
         """Say why this node."""
@@ -368,6 +371,9 @@ def _slices_of_fleet(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> st
 
 def _placement(request: PlacementRequest, node: NodeRoom, fit: _Fit, spread_why: str) -> Placement:
     words = [request.opened] if request.opened else []
+    if request.stored_on is not None:
+        lacks = request.lacks_weights(node.node_id)
+        words.append("its weights are fetched first" if lacks else "its weights are on that node's disk")
     if fit.shares_weights:
         words.append(f"its weights lie there already, it adds {_mib(fit.reserved_bytes)} MiB")
     if fit.reserved_bytes > request.memory_bytes:

@@ -43,6 +43,12 @@ class PlacementRequest:
     """Why it cannot be placed anywhere before somebody acts; empty where it can."""
     opened: str = ""
     """Why it takes whole cards although its deployment asks for slices."""
+    stored_on: frozenset[str] | None = None
+    """Ids of nodes whose disks have its weights; `None`: nothing has to be fetched for it anywhere."""
+
+    def lacks_weights(self, node_id: str) -> bool:
+        """Whether weights would have to be fetched to that node first."""
+        return self.stored_on is not None and node_id not in self.stored_on
 
     @property
     def bytes_each(self) -> int:

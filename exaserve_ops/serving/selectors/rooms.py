@@ -25,7 +25,8 @@ from exaserve_ops.serving.domain.reservation import (
 )
 from exaserve_ops.serving.domain.rooms import SIZE_UNKNOWN, AcceleratorRoom, NodeRoom, PlacementRequest
 from exaserve_ops.serving.domain.terms import terms_of
-from exaserve_ops.serving.models import Deployment, Release, Replica
+from exaserve_ops.serving.models import Deployment, Model, Release, Replica
+from exaserve_ops.weights.selectors import nodes_with
 
 KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
 _ROOM_ROWS = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by()
@@ -49,7 +50,15 @@ def placement_request(release: Release) -> PlacementRequest:
         terms=_terms_of(release),
         wish=wish_of(deployment),
         blocked="" if release.replica_memory_bytes else SIZE_UNKNOWN,
+        stored_on=_nodes_with_weights(release.model),
     )
+
+
+def _nodes_with_weights(model: Model) -> frozenset[str] | None:
+    """Ids of nodes whose disks have a model; `None` where that makes no difference."""
+    if model.storage == Model.Storage.IN_PLACE:
+        return None
+    return frozenset(map(str, nodes_with(model.digest)))
 
 
 def wish_of(deployment: Deployment) -> AcceleratorWish:

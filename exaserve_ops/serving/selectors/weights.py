@@ -12,7 +12,7 @@ from exaserve_ops.serving.models import Model, ModelManifest, Replica
 from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS
 from exaserve_ops.weights.domain.held import READY, WeightsOnNode
 from exaserve_ops.weights.domain.wanted import REPLICA, Claim, Origin, Revision, WantedWeights, combine_claims
-from exaserve_ops.weights.selectors import claims_by_node, nodes_with, weights_on
+from exaserve_ops.weights.selectors import claims_by_node, weights_on
 
 FOLDER = "folder"
 
@@ -29,11 +29,6 @@ def model_weights_on(model_id: UUID, node_ids: Collection[UUID]) -> dict[UUID, W
         )
         return dict.fromkeys(node_ids, in_place)
     return weights_on(model.digest, node_ids)
-
-
-def nodes_with_weights(model: Model) -> frozenset[UUID] | None:
-    """Nodes whose disk has a model; `None` where that makes no difference, since it is used in place."""
-    return None if model.storage == Model.Storage.IN_PLACE else nodes_with(model.digest)
 
 
 def origins_of(model: Model) -> tuple[Origin, ...]:
