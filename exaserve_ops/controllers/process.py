@@ -39,6 +39,8 @@ from exaserve_ops.controllers.ports import (
     SessionPins,
     TurnSource,
 )
+from exaserve_ops.controllers.prewarm import LOOK_EVERY_SECONDS as PREWARM_LOOK_SECONDS
+from exaserve_ops.controllers.prewarm import PrewarmWatch
 from exaserve_ops.controllers.reach import PlaceToken, ReachRecorder, ReachSource
 from exaserve_ops.controllers.reconcilers import Reconcilers
 from exaserve_ops.controllers.rollouts import LOOK_EVERY_SECONDS as ROLLOUT_LOOK_SECONDS
@@ -150,6 +152,7 @@ class Controllers:
         )
         self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf)
         self._handover = HandoverWatch(self._state)
+        self._prewarm = PrewarmWatch(self._state)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
         self._rollouts = RolloutDriver(self._queue)
@@ -211,6 +214,7 @@ class Controllers:
             self._thread("moves", self._moves.step, MOVE_SECONDS),
             self._thread("handover", self._handover.step, HANDOVER_SECONDS),
             self._thread("weights", self._weights.step, WEIGHTS_LOOK_SECONDS),
+            self._thread("prewarm", self._prewarm.step, PREWARM_LOOK_SECONDS),
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("rollouts", self._rollouts.step, ROLLOUT_LOOK_SECONDS),

@@ -10,8 +10,7 @@ from django.db.models.functions import Now
 
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.weights.domain.held import STATES
-
-MINUTES_OF_A_DAY = 24 * 60
+from exaserve_ops.weights.domain.prewarm import MINUTES_OF_A_DAY
 
 
 class WeightsClaim(models.Model):
@@ -109,6 +108,7 @@ class PrewarmPolicy(models.Model):
     )
     bytes_per_second = models.BigIntegerField(default=0, help_text="Of each node. 0: as fast as it goes.")
     at_once = models.PositiveIntegerField(default=8, help_text="Nodes that fetch at the same time.")
+    note = models.CharField(max_length=500, blank=True, help_text="What it waits for now.")
     changed_at = models.DateTimeField(db_default=Now())
 
     class Meta:

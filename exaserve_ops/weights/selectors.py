@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from uuid import UUID
 
-from exaserve_ops.weights.domain.held import READY, WeightsOnNode
-from exaserve_ops.weights.domain.wanted import Claim
-from exaserve_ops.weights.models import NodeWeights, WeightsClaim
+from exaserve_ops.inventory.domain.drain import DRAINING
+from exaserve_ops.inventory.domain.liveness import ALIVE
+from exaserve_ops.inventory.selectors import nodes_in_service
+from exaserve_ops.weights.domain.held import ABSENT, READY, WeightsOnNode
+from exaserve_ops.weights.domain.prewarm import PrewarmNode, PrewarmRules
+from exaserve_ops.weights.domain.wanted import PREWARM, Claim
+from exaserve_ops.weights.models import NodeWeights, PrewarmPolicy, WeightsClaim
 
 
 def weights_on(revision: str, node_ids: Collection[UUID]) -> dict[UUID, WeightsOnNode]:
@@ -23,6 +27,43 @@ def nodes_with(revision: str) -> frozenset[UUID]:
     """Nodes on which a replica could start from this revision at once."""
     rows = NodeWeights.objects.filter(revision=revision, state=READY)
     return frozenset(rows.values_list("node", flat=True))
+
+
+def rules_of(policy: PrewarmPolicy) -> PrewarmRules:
+    """What a policy says."""
+    return PrewarmRules(
+        revision=policy.revision,
+        node_names=tuple(policy.node_names),
+        busiest_ratio=policy.busiest_ratio,
+        from_minute=policy.from_minute,
+        until_minute=policy.until_minute,
+        bytes_per_second=policy.bytes_per_second,
+        at_once=policy.at_once,
+    )
+
+
+def enabled_policies() -> list[PrewarmRules]:
+    """Every policy that is in force."""
+    return [rules_of(policy) for policy in PrewarmPolicy.objects.filter(enabled=True)]
+
+
+def prewarm_nodes(revision: str, *, busy: Mapping[str, float], able: Collection[str]) -> list[PrewarmNode]:
+    """All nodes in service, for one policy. `busy`: by node id; `able`: ids of nodes whose store works."""
+    states = dict(NodeWeights.objects.filter(revision=revision).values_list("node", "state"))
+    claims = dict(WeightsClaim.objects.filter(revision=revision, owner=PREWARM).values_list("node", "paused"))
+    rows = nodes_in_service().values_list("pk", "name", "liveness", "cordoned", "drain_status")
+    return [
+        PrewarmNode(
+            node_id=str(pk),
+            name=name,
+            accepts=liveness == ALIVE and not cordoned and drain != DRAINING and str(pk) in able,
+            busy_ratio=busy.get(str(pk)),
+            state=states.get(pk, ABSENT),
+            claimed=pk in claims,
+            paused=claims.get(pk, False),
+        )
+        for pk, name, liveness, cordoned, drain in rows
+    ]
 
 
 def claims_by_node() -> dict[str, list[Claim]]:

@@ -10,10 +10,15 @@ from django.db import transaction
 
 from exaserve_ops.audit.services import Happening, Subject, record_events
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.weights.domain.held import FAILED, READY, HeldWeights, StoreSight
-from exaserve_ops.weights.models import NodeStore, NodeWeights, WeightsClaim
+from exaserve_ops.weights.domain.prewarm import MINUTES_OF_A_DAY, PrewarmPlan, PrewarmRules
+from exaserve_ops.weights.domain.wanted import PREWARM
+from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 
 READY_EVENT, FAILED_EVENT, DAMAGED_EVENT = "weights_ready", "weights_failed", "weights_damaged"
+SLOWEST_BYTES_PER_SECOND = 1_000_000
+"""A slower cap would hold connections for longer than servers keep them."""
 PROBLEM_EVENT, PROBLEM_OVER_EVENT = "store_problem", "store_well"
 
 
@@ -79,6 +84,80 @@ def pause_weights(
     if node_ids is not None:
         claims = claims.filter(node__in=node_ids)
     return claims.update(paused=paused)
+
+
+@transaction.atomic
+def save_prewarm_policy(rules: PrewarmRules, *, now: datetime) -> None:
+    """Have a revision fetched ahead by these rules from now on. Raises `InvalidInputError`."""
+    _check_rules(rules)
+    PrewarmPolicy.objects.update_or_create(
+        revision=rules.revision,
+        defaults={
+            "enabled": True,
+            "node_names": list(rules.node_names),
+            "busiest_ratio": rules.busiest_ratio,
+            "from_minute": rules.from_minute,
+            "until_minute": rules.until_minute,
+            "bytes_per_second": rules.bytes_per_second,
+            "at_once": rules.at_once,
+            "changed_at": now,
+        },
+    )
+
+
+@transaction.atomic
+def delete_prewarm_policy(revision: str) -> bool:
+    """Fetch a revision ahead no more, and let go of what was kept for that. Returns whether there was any."""
+    release_weights(PREWARM, revision=revision)
+    count, _ = PrewarmPolicy.objects.filter(revision=revision).delete()
+    return bool(count)
+
+
+@transaction.atomic
+def carry_out_prewarm(
+    rules: PrewarmRules, plan: PrewarmPlan, *, note: str, actor: str, now: datetime
+) -> None:
+    """Make the claims of a policy what its plan says. A policy that was deleted meanwhile is left alone."""
+    policy = PrewarmPolicy.objects.select_for_update().filter(revision=rules.revision, enabled=True).first()
+    if policy is None:
+        return
+    if plan.claim:
+        claim_weights(
+            rules.revision,
+            [UUID(node_id) for node_id in plan.claim],
+            owner=PREWARM,
+            actor=actor,
+            now=now,
+            bytes_per_second=rules.bytes_per_second,
+        )
+    for node_ids, paused in ((plan.pause, True), (plan.resume, False)):
+        if node_ids:
+            pause_weights(PREWARM, rules.revision, paused=paused, node_ids=[UUID(n) for n in node_ids])
+    if plan.release:
+        release_weights(PREWARM, revision=rules.revision, node_ids=[UUID(n) for n in plan.release])
+    claims = WeightsClaim.objects.filter(owner=PREWARM, revision=rules.revision)
+    claims.exclude(bytes_per_second=rules.bytes_per_second).update(bytes_per_second=rules.bytes_per_second)
+    if policy.note != note[:500]:
+        policy.note = note[:500]
+        policy.save(update_fields=["note"])
+
+
+def _check_rules(rules: PrewarmRules) -> None:
+    checks = (
+        ("busiest_ratio", 0 <= rules.busiest_ratio <= 1, "between 0 and 1"),
+        ("from_minute", 0 <= rules.from_minute < MINUTES_OF_A_DAY, f"0 to {MINUTES_OF_A_DAY - 1}"),
+        ("until_minute", 0 <= rules.until_minute <= MINUTES_OF_A_DAY, f"0 to {MINUTES_OF_A_DAY}"),
+        ("until_minute", rules.until_minute != rules.from_minute, "another time than the start"),
+        ("at_once", rules.at_once >= 1, "at least 1"),
+        (
+            "bytes_per_second",
+            rules.bytes_per_second == 0 or rules.bytes_per_second >= SLOWEST_BYTES_PER_SECOND,
+            f"0, or at least {SLOWEST_BYTES_PER_SECOND:,}",
+        ),
+    )
+    for field, good, wanted in checks:
+        if not good:
+            raise InvalidInputError(field, f"must be {wanted}")
 
 
 @transaction.atomic

@@ -15,6 +15,7 @@ for them, and `model_weights_on` says that they are ready everywhere.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
@@ -27,6 +28,7 @@ from exaserve_ops.serving.domain.lifecycle import STOPPED
 from exaserve_ops.serving.domain.origins import check_origin
 from exaserve_ops.serving.models import Model, ModelManifest, Replica
 from exaserve_ops.weights import services as weights
+from exaserve_ops.weights.domain.prewarm import PrewarmRules
 from exaserve_ops.weights.domain.wanted import Origin
 
 
@@ -132,6 +134,37 @@ def change_storage(
     told = f"{model.get_storage_display()}; {len(model.origins) or 1} origins"
     _record(model, "storage_changed", told, reason, actor=actor, now=now)
     return model
+
+
+@transaction.atomic
+def set_prewarm(model_id: UUID, rules: PrewarmRules, *, actor: str, now: datetime, reason: str = "") -> None:
+    """Fetch a model ahead of being needed, by these rules; their revision is the model's.
+
+    Raises `ConflictError` for a model without a manifest, `InvalidInputError` for rules that make no sense
+    or name nodes that do not exist.
+    """
+    model = Model.objects.get(pk=model_id)
+    if not ModelManifest.objects.filter(model=model).exists():
+        raise ConflictError(f"'{model.name}' has no manifest of its files: register its folder again")
+    known = set(nodes_in_service().filter(name__in=rules.node_names).values_list("name", flat=True))
+    unknown = sorted(set(rules.node_names) - known)
+    if unknown:
+        raise InvalidInputError("nodes", f"no node in service is named {', '.join(unknown[:5])}")
+    weights.save_prewarm_policy(replace(rules, revision=model.digest), now=now)
+    where = f"{len(known)} nodes" if rules.node_names else "every node"
+    _record(model, "prewarm_changed", f"on {where}, {rules.at_once} at once", reason, actor=actor, now=now)
+
+
+@transaction.atomic
+def end_prewarm(model_id: UUID, *, actor: str, now: datetime, reason: str = "") -> bool:
+    """Fetch a model ahead no more. What is on disks stays while there is room. Returns whether it was."""
+    model = Model.objects.get(pk=model_id)
+    ended = weights.delete_prewarm_policy(model.digest)
+    if ended:
+        _record(
+            model, "prewarm_ended", "what is there stays while there is room", reason, actor=actor, now=now
+        )
+    return ended
 
 
 def _check_storage_change(model: Model, storage: str) -> None:
