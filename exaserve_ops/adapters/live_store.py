@@ -12,9 +12,10 @@ import redis.asyncio
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 
-from exaserve_ops.adapters.reports import describe_heartbeat, describe_kv
+from exaserve_ops.adapters.reports import describe_heartbeat, describe_kv, describe_weights
 from exaserve_ops.serving.domain.reports import LogLines
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry, NodeReport
+from exaserve_ops.weights.domain.held import StoreSight
 
 LAYOUT_KEY = "exaops:live:layout"
 FRAME_KEY = "exaops:live:frame"
@@ -132,6 +133,16 @@ class RedisLiveReader:
             return {}
         return {node_id: _describe_node(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
 
+    def read_weights(self, node_ids: Collection[str]) -> dict[str, StoreSight]:
+        """Weights on many nodes' disks, in one round trip; without those that tell nothing of any."""
+        ids = list(node_ids)
+        try:
+            raws = cast("list[bytes | None]", self._sync.hmget(NODES_KEY, ids)) if ids else []
+        except redis.RedisError:
+            return {}
+        told = {node_id: _describe_weights(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
+        return {node_id: sight for node_id, sight in told.items() if sight is not None}
+
     def read_layout(self) -> bytes | None:
         """Newest heatmap layout; `None` where there is none, or Redis is away."""
         try:
@@ -155,6 +166,11 @@ def _encode_node(report: NodeReport) -> bytes:
 def _describe_node(raw: bytes) -> dict[str, Any]:
     received_at, sequence, heartbeat = _node_decoder.decode(raw)
     return {"received_at": received_at, "sequence": sequence, **describe_heartbeat(heartbeat)}
+
+
+def _describe_weights(raw: bytes) -> StoreSight | None:
+    _, _, heartbeat = _node_decoder.decode(raw)
+    return describe_weights(heartbeat)
 
 
 def _describe_kv(raw: bytes) -> dict[str, Any]:

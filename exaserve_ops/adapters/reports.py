@@ -144,6 +144,12 @@ def describe_heartbeat(encoded: bytes) -> dict[str, Any]:
     }
 
 
+def describe_weights(encoded: bytes) -> StoreSight | None:
+    """What a heartbeat says of the weights on its node's disk; `None` where it says nothing."""
+    told = _heartbeat_decoder.decode(encoded).weights
+    return None if told is None else _store_sight(told)
+
+
 def describe_kv(encoded: bytes) -> dict[str, Any]:
     """What a heartbeat says of its node's KV memory, as plain values for pages and REST.
 

@@ -10,6 +10,7 @@ from exaserve_ops.lib.slots import Slot
 from exaserve_ops.routing.domain.records import GatewayReport
 from exaserve_ops.serving.services.models import ModelFolderReader
 from exaserve_ops.sessions.domain.pace import MoveLimits
+from exaserve_ops.weights.domain.held import StoreSight
 
 
 class ReplicaLoads(Protocol):
@@ -25,6 +26,10 @@ class ReplicaLoads(Protocol):
 
     def read_kv(self, node_id: str) -> dict[str, Any] | None:
         """KV memory of a node; `None` where nothing is known or the store is away."""
+        ...
+
+    def read_weights(self, node_ids: Collection[str]) -> dict[str, StoreSight]:
+        """Weights on the disks of nodes; without those that tell nothing of any."""
         ...
 
 

@@ -26,6 +26,7 @@ from exaserve_ops.api.views.agent import REFUSALS
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.sessions.domain.pace import MoveLimits
+from exaserve_ops.weights.domain.held import StoreSight
 from tests.fakes.world import JsonClient, client_with_key, make_deployment, make_node, make_user
 
 
@@ -35,6 +36,7 @@ class Telemetry:
 
     nodes: dict[str, dict[str, Any]]
     kv: dict[str, dict[str, Any]] = field(default_factory=dict)
+    weights: dict[str, StoreSight] = field(default_factory=dict)
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         return self.nodes.get(node_id)
@@ -44,6 +46,9 @@ class Telemetry:
 
     def read_kv(self, node_id: str) -> dict[str, Any] | None:
         return self.kv.get(node_id)
+
+    def read_weights(self, node_ids: Collection[str]) -> dict[str, StoreSight]:
+        return {node_id: self.weights[node_id] for node_id in node_ids if node_id in self.weights}
 
 
 @pytest.fixture(autouse=True)

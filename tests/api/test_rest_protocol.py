@@ -116,6 +116,7 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     ("get", "/api/v1/nodes/{node}", {}, True, True, True),
     ("get", "/api/v1/accelerators", {}, True, True, True),
     ("get", "/api/v1/models", {}, True, True, True),
+    ("get", "/api/v1/models/{key}/swarm", {}, True, True, True),
     ("get", "/api/v1/deployments", {}, True, True, True),
     ("get", "/api/v1/deployments/{deployment}", {}, True, True, True),
     ("post", "/api/v1/deployments/{deployment}/plan", {"replicas": 1}, True, True, True),

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import ClassVar
+from uuid import UUID
 
 from django.db.models import QuerySet
 from drf_spectacular.utils import extend_schema
 from rest_framework import status
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 
-from exaserve_ops.api.filters import ModelFilter
+from exaserve_ops.api.filters import ModelFilter, check_parameters
 from exaserve_ops.api.idempotency import acts_once
-from exaserve_ops.api.ports import model_folder_reader
+from exaserve_ops.api.ports import model_folder_reader, replica_loads
 from exaserve_ops.api.serializers.serving import (
     FolderReadingSerializer,
     ModelDetailSerializer,
     ModelRequestSerializer,
     ModelSerializer,
 )
+from exaserve_ops.api.serializers.swarms import SwarmSerializer
 from exaserve_ops.api.views.base import ReadableViewSet
+from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.models import FolderReading, register_model
+from exaserve_ops.weights.domain.swarms import swarm_health
 
 RETRY_SECONDS = 1
 
@@ -38,6 +44,7 @@ class ModelViewSet(ReadableViewSet[Model]):
         "list": "serving.view_model",
         "retrieve": "serving.view_model",
         "create": "serving.add_model",
+        "swarm": "serving.view_model",
     }
 
     def get_queryset(self) -> QuerySet[Model]:
@@ -75,3 +82,15 @@ class ModelViewSet(ReadableViewSet[Model]):
         is_new = model.created_at == now
         code = status.HTTP_201_CREATED if is_new else status.HTTP_200_OK
         return Response(ModelDetailSerializer(model).data, status=code)
+
+    @extend_schema(responses={200: SwarmSerializer})
+    @action(detail=True, methods=["get"])
+    def swarm(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Say how the weights go from node to node now: who has how much, from whom, and how fast."""
+        check_parameters(request.query_params, (), ())
+        model = self.get_object()
+        node_ids = {str(node_id) for node_id in nodes_in_service().values_list("pk", flat=True)}
+        sights = replica_loads().read_weights(node_ids)
+        total_bytes = sum(file.size_bytes for file in model.files.all())
+        health = swarm_health(model.digest, total_bytes, sights)
+        return Response(SwarmSerializer(asdict(health)).data)
