@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import psutil
+
 from bench.fleet_run import FleetRun, fleet_up, leftovers
 from bench.relocation.engines import MODEL, Seat
 from bench.relocation.house import House, HouseError, running
@@ -133,15 +135,22 @@ class _Fleet:
                     raise HouseError(f"the API does not answer: {error}") from error
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def kill(self, victim: str, move: Mapping[str, Any]) -> bool:
-        """Send SIGKILL to what a move needs; false if that has no process now."""
+    async def kill(self, victim: str, move: Mapping[str, Any]) -> None:
+        """Send SIGKILL to what a move needs, if that has a process now."""
         pid = await self._pid(victim, move)
-        if not pid or pid not in {process.identity.pid for process in leftovers(self.run.var)}:
-            return False
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        self.tally.deaths[victim] += 1
-        return True
+        if pid and self._is_ours(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self.tally.deaths[victim] += 1
+        else:
+            self.tally.deaths[f"{victim} was dead already"] += 1
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whether it is a process of this fleet: labelled so, or a child of its process manager."""
+        with suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).ppid() == self.run.summary()["pids"]["supervisord"]:
+                return True
+        return pid in {process.identity.pid for process in leftovers(self.run.var)}
 
     async def _pid(self, victim: str, move: Mapping[str, Any]) -> int:
         pids = self.run.summary()["pids"]

@@ -205,6 +205,8 @@ class SessionMoves:
         source, target = row.source, row.target
         if source is None or target is None or source.node_id is None or target.node_id is None:
             return None
+        if not target.address:
+            return None  # it is being launched anew
         return MoveOrder(
             relocation_id=str(row.pk),
             session_id=row.session.session_id,
