@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from workers.engines.kv_blocks import BlockAllocator
@@ -14,6 +14,7 @@ from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits, S
 from workers.kv.layout import KvLayout
 from workers.kv.lease import Terms, join
 from workers.kv.pool import NodePools, pools_folder
+from workers.kv.tiers.heat import Heat
 
 LAYOUT = KvLayout(layers=1, kv_heads=1, head_size=16, dtype="float16")
 LIMITS = SchedulerLimits(8, 512)
@@ -28,28 +29,66 @@ def started(scheduler: Scheduler, name: str, tokens: int) -> Sequence:
 
 
 @contextmanager
-def pooled(blocks: int) -> Iterator[tuple[Scheduler, BlockAllocator]]:
-    """A replica that brings so many blocks to its node's pool and has leased none yet."""
-    with tempfile.TemporaryDirectory() as fallback:
+def pooled(blocks: int, replicas: int = 1) -> Iterator[list[tuple[Scheduler, BlockAllocator, Heat]]]:
+    """Replicas that bring so many blocks each to their node's pool and have leased none yet."""
+    with tempfile.TemporaryDirectory() as fallback, ExitStack() as stack:
         folder = pools_folder(f"test-{uuid.uuid4().hex}", Path(fallback))
-        member = join(folder, LAYOUT, "r", 1, Terms(blocks, longest_blocks=4))
-        try:
-            allocator = BlockAllocator(extent_blocks=member.extent_blocks)
+        stack.callback(NodePools(folder).remove_all)
+        made = []
+        for number in range(replicas):
+            member = join(folder, LAYOUT, f"r{number}", 1, Terms(blocks, longest_blocks=4))
+            stack.callback(member.close)
+            heat = Heat()
+            allocator = BlockAllocator(extent_blocks=member.extent_blocks, heat=heat)
             room = PooledRoom(member, allocator, lambda _source, _target: None)
-            yield Scheduler(allocator, LIMITS, room=room), allocator
-        finally:
-            member.close()
-            NodePools(folder).remove_all()
+            made.append((Scheduler(allocator, LIMITS, room=room), allocator, heat))
+        yield made
 
 
 def test_replica_that_runs_requests_still_takes_as_many_blocks_as_its_pool_would_lend() -> None:
-    with pooled(64) as (scheduler, allocator):
+    with pooled(64) as [(scheduler, allocator, _)]:
         for number in range(3):
             started(scheduler, str(number), 20 + number)
         for count in range(1, 50):
             places = scheduler.take_cold_blocks(count)
             assert len(places) == count
             allocator.release(places)
+
+
+def fill(scheduler: Scheduler, allocator: BlockAllocator, blocks: int, seed: int) -> list[bytes]:
+    """Have so many blocks in cache; returns their digests."""
+    digests = scheduler.chain_of([seed + n for n in range(blocks * 16)])
+    places = scheduler.take_cold_blocks(blocks)
+    for place, digest in zip(places, digests, strict=True):
+        allocator.register(place, digest)
+    allocator.release(places)
+    return digests
+
+
+def test_neighbour_gives_back_what_it_borrowed_for_its_cache() -> None:
+    size = LAYOUT.extent_blocks
+    with pooled(2 * size, replicas=2) as [(mine, allocator, heat), (other, others, _)]:
+        heat.warm(fill(mine, allocator, size, seed=0))
+        fill(other, others, 3 * size, seed=1 << 20)
+        assert mine.take_cold_blocks(size) == [], "what is left here is hot, and the pool is lent out"
+        for _ in range(2):
+            mine.plan_step()
+            other.plan_step()
+        assert len(mine.take_cold_blocks(size)) == size
+        assert allocator.hot_cached == size, "nothing hot had to go"
+        assert others.use().cached == 2 * size, "it keeps all that is guaranteed to it"
+
+
+def test_room_that_nobody_asks_for_any_more_is_not_asked_of_others() -> None:
+    size = LAYOUT.extent_blocks
+    with pooled(2 * size, replicas=2) as [(mine, allocator, heat), (other, others, _)]:
+        heat.warm(fill(mine, allocator, size, seed=0))
+        fill(other, others, 3 * size, seed=1 << 20)
+        mine.take_cold_blocks(size)
+        for _ in range(40):
+            mine.plan_step()
+        other.plan_step()
+        assert others.use().cached == 3 * size
 
 
 def test_request_that_waits_keeps_what_it_will_need_and_no_more() -> None:

@@ -16,7 +16,7 @@ import asyncio
 import hmac
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, TypeVar
@@ -58,6 +58,8 @@ _TRANSFER_ID_HEX = 32
 _READABLE_SECONDS = 2.0
 """How long blocks on disk are waited for before a move begins; what has not come stays behind."""
 _POLL_SECONDS = 0.02
+_ROOM_SECONDS = 1.0
+"""How long a target waits for room: others give back what they borrowed within two steps."""
 
 _T = TypeVar("_T")
 
@@ -239,13 +241,9 @@ class SessionMoveApi:
         lending = decode_body(await _read_tagged(request, _MOST_LENDING_BYTES, key, transfer_id), Lending)
         lent = _lent_blocks(lending)
         expected = self._take_up(transfer_id)
-        digests = expected.rest[lending.first : lending.first + len(lent)]
-        if lending.first != expected.borrowed or len(digests) != len(lent):
+        if lending.first != expected.borrowed or lending.first + len(lent) > len(expected.rest):
             raise bad_request("These are not the blocks that come next.", param="first")
-        came = await _in_time(self._engine.borrow_blocks(expected.ticket, lending.first, digests, lent))
-        if came.is_full:
-            raise unavailable("There is no room for more blocks.", code="no_room")
-        borrowed = expected.borrowed + came.blocks
+        borrowed = expected.borrowed + await self._borrow(expected, lending.first, lent)
         if borrowed == len(expected.rest):
             return _told({"blocks": borrowed, "tokens": await self._adopt(expected)})
         until = time.monotonic() + _OFFER_SECONDS
@@ -265,9 +263,23 @@ class SessionMoveApi:
             raise unavailable("Its first blocks had to leave for others' meanwhile.", code="no_room")
         return tokens
 
+    async def _borrow(self, expected: _Expected, first: int, lent: Sequence[LentBlock]) -> int:
+        """Copy what is lent; returns how many blocks, from the first on, are here now."""
+        digests = expected.rest[first : first + len(lent)]
+        here, until = 0, time.monotonic() + _ROOM_SECONDS
+        while True:
+            came = await _in_time(
+                self._engine.borrow_blocks(expected.ticket, first + here, digests[here:], lent[here:])
+            )
+            here += came.blocks
+            if not came.is_full:
+                return here
+            await _pause_for_room(until)
+
     async def _take(self, blocks: list[Block]) -> None:
-        if blocks and await _in_time(self._engine.take_blocks(blocks)) < len(blocks):
-            raise unavailable("There is no room for more blocks.", code="no_room")
+        until = time.monotonic() + _ROOM_SECONDS
+        while blocks := blocks[await _in_time(self._engine.take_blocks(blocks)) :] if blocks else []:
+            await _pause_for_room(until)
 
     def _proven(self, request: Request) -> tuple[bytes, bytes]:
         """Id and key of the transfer, if the caller knows the key. Before any of the body is read."""
@@ -286,6 +298,13 @@ class SessionMoveApi:
 
 def _refused() -> ApiError:
     return ApiError(401, "This transfer was not ordered by anybody who may.", code="invalid_transfer")
+
+
+async def _pause_for_room(until: float) -> None:
+    """Let requests end and other replicas of the node make room. Raises `ApiError` if it took too long."""
+    if time.monotonic() >= until:
+        raise unavailable("There is no room for more blocks.", code="no_room")
+    await asyncio.sleep(_POLL_SECONDS)
 
 
 def _broke_off() -> ApiError:

@@ -18,6 +18,8 @@ from workers.kv.tiers.fetch import Fetch
 from workers.kv.tiers.policy import LowerTier
 from workers.protocol.digests import KV_BLOCK_TOKENS, block_hash_chain
 
+_TOLD_STEPS = 32
+"""For so long room that content from elsewhere lacked is asked of the node's pool."""
 _COUNTED_WAITING = 256
 """Waiting sequences that count when the node's pool is told what is needed."""
 
@@ -88,6 +90,18 @@ class Admission:
 
 
 @dataclass(frozen=True, slots=True)
+class Arriving:
+    """What content from elsewhere would need, with what is hot here already, and for how long that counts."""
+
+    blocks: int = 0
+    steps: int = 0
+
+    def after_step(self) -> Arriving:
+        """The same a step later; nobody may be asking any more."""
+        return Arriving(self.blocks, self.steps - 1) if self.steps > 1 else Arriving()
+
+
+@dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step: what to compute, who is new, who was set back."""
 
@@ -132,6 +146,7 @@ class Scheduler:
         self._announced: list[Sequence] = []
         """Nobody's yet: their blocks are fetched for a turn that was announced."""
         self._kept_below = 0
+        self._arriving = Arriving()
 
     @property
     def running(self) -> int:
@@ -187,7 +202,10 @@ class Scheduler:
         waiting = islice(self._waiting, _COUNTED_WAITING)
         kept = len(self._running) + sum(_blocks_for(len(s.tokens) + 1) for s in waiting)
         self._room.secure(count + kept)
-        cold = self._allocator.available - self._allocator.hot_cached - kept
+        hot = self._allocator.hot_cached
+        cold = self._allocator.available - hot - kept
+        # Told to the node's pool: within what is guaranteed here, others make room for the next asking.
+        self._arriving = Arriving(hot + count, _TOLD_STEPS) if cold < count else Arriving()
         return self._allocator.allocate(max(0, min(count, cold))) or []
 
     def remove(self, sequence: Sequence) -> None:
@@ -208,6 +226,7 @@ class Scheduler:
         self._tiers.tend()
         admissions = self._land_fetches()
         owing = self._settle(preempted)
+        self._arriving = self._arriving.after_step()
         ready = [sequence for sequence in self._running if sequence.fetch is None]
         decoding = sum(1 for sequence in ready if _pending(sequence) == 1)
         # Each decoding sequence has its token's place kept, so prefill never stalls the others.
@@ -256,7 +275,7 @@ class Scheduler:
         more = sum(_blocks_for(len(s.tokens) + 1) - len(s.blocks) + 1 for s in self._running)
         waiting = [*preempted, *islice(self._waiting, _COUNTED_WAITING)]
         more += sum(_blocks_for(len(s.tokens)) for s in waiting)
-        return Demand(max(0, more), len(self._waiting))
+        return Demand(max(0, more) + self._arriving.blocks, len(self._waiting))
 
     def _make_room(self, sequence: Sequence, count: int, preempted: list[Sequence]) -> bool:
         """Give a running sequence blocks for `count` tokens; false if it had to step back itself."""
