@@ -89,7 +89,6 @@ class ClientConnection(asyncio.Protocol):
             if self._deaf_bytes > _LINGER_BYTES:
                 self._transport.abort()
             return
-        self._new_head = b""
         if self._is_between:
             if (request := self._heads.read(data)) is not None:
                 self._accept(request)
@@ -108,6 +107,7 @@ class ClientConnection(asyncio.Protocol):
         else:
             if self._reading is not None:
                 self._count_unfinished(size_bytes)
+        self._new_head = b""
         self._read_ahead_no_further()
 
     def _read_ahead_no_further(self) -> None:

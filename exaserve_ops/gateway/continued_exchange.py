@@ -22,6 +22,7 @@ class ContinuedExchange(Exchange):
     """Up to the first break like any other; then it goes on from routing with what is missing."""
 
     __slots__ = ("_kept",)
+    takes_whole = False  # what answers may be the wrong thing to go on with
 
     def __init__(
         self,

@@ -36,6 +36,8 @@ _NO_ANSWER = NoAnswer()
 class Exchange:
     """State of one request from its last byte read to its answer's last byte written."""
 
+    takes_whole = True
+
     __slots__ = (
         *("_account", "_answer", "_answer_line", "_ask", "_attempts_left", "_client"),
         *("_frame", "_is_long", "_last_byte_seconds", "_lease", "_obstacle", "_paused_at_seconds"),
@@ -291,6 +293,21 @@ class Exchange:
         if self._answer.is_over:
             self._finish()
 
+    def on_answer(self, head: AnswerHead, body: bytes) -> None:
+        """The whole of a plain answer came at once."""
+        slot, account = self._slot, self._account
+        if slot is None:
+            return
+        self._upstream = None
+        slot.mark = markdown.CLEAR
+        account.ttft_seconds = self._shared.clock() - account.started_seconds
+        self._answer = JsonAnswer()
+        self._answer.relay(body, body)
+        account.status = head.status
+        self._client.write(self._head_for(head, b"content-length: %d\r\n" % len(body), slot) + body)
+        self._end("ok")
+        self._client.finish(keep_alive=not self._client.must_close(self._request))
+
     def on_read_done(self) -> None:
         """Send a head that came without a body; stop reading if the client is slow."""
         if self._unsent_head:
@@ -333,9 +350,12 @@ class Exchange:
     def _prepare_head(self, head: AnswerHead, frame: Frame, slot: ReplicaSlot) -> None:
         """Make the client's head, which is sent with the first bytes of the body."""
         self._account.status = head.status
-        self._unsent_head = b"%b%b%b%bx-request-id: %b\r\nx-exaops-route: %b\r\n%b\r\n" % (
+        self._unsent_head = self._head_for(head, frame.header(), slot)
+
+    def _head_for(self, head: AnswerHead, framing: bytes, slot: ReplicaSlot) -> bytes:
+        return b"%b%b%b%bx-request-id: %b\r\nx-exaops-route: %b\r\n%b\r\n" % (
             head.opening,
-            frame.header(),
+            framing,
             slot.answer_lines,
             self._answer_line,
             self._request.request_id,

@@ -6,8 +6,10 @@ import asyncio
 import json
 import socket
 
+import msgspec
 import pytest
 
+from exaserve_ops.adapters.turn_log import TurnLogReader
 from tests.fakes.upstream import CHAT, DONE, STREAM_HEAD, Received, chunk, replies, streams, token
 from tests.gateway.harness import SECRET, World, eventually, request_bytes
 from workers.protocol.digests import engine_api_key, node_key
@@ -252,3 +254,39 @@ async def test_ipv6_replica_is_reached_and_named_in_brackets(world: World) -> No
         await eventually(lambda: gateway.shared.fleet.slots()[0].record == world.records["r0"])
         assert (await gateway.ask()).status == 200
         assert engine.requests[-1].header("host") == f"[::1]:{engine.port}"
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 7])
+async def test_answer_that_comes_at_once_is_passed_on_and_written_down_like_one_in_pieces(
+    world: World, pieces: int
+) -> None:
+    body = msgspec.json.encode(CHAT)
+    whole = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-own: 1\r\ncontent-length: %d\r\n\r\n%b"
+        % (
+            len(body),
+            body,
+        )
+    )
+    size = -(-len(whole) // pieces)
+
+    async def answer(request: Received, writer: asyncio.StreamWriter) -> None:  # noqa: ARG001 - an Answer
+        for start in range(0, len(whole), size):
+            writer.write(whole[start : start + size])
+            await asyncio.sleep(0.01)  # apart, as far as it is up to us; right however they come
+
+    await world.engine(answer)
+    gateway = await world.gateway()
+    reader = TurnLogReader(world.redis, "c1")
+    wire = await gateway.connect()
+    for _ in range(2):
+        await wire.send(request_bytes({"model": "m"}, headers={"x-session-id": "s", "x-request-id": "r"}))
+        reply = await wire.reply()
+        assert (reply.status, reply.json(), reply.headers["x-own"]) == (200, CHAT, "1")
+        assert (reply.headers["x-request-id"], reply.headers["content-length"]) == ("r", str(len(body)))
+    slot = gateway.shared.fleet.slots()[0]
+    assert (slot.in_flight, slot.pending_tokens) == (0, 0.0)
+    await gateway.shared.turns.flush()
+    turns = [turn for _, turn in reader.read(1.0)]
+    assert [(turn.outcome, turn.status, turn.prompt_tokens) for turn in turns] == [("ok", 200, 7)] * 2
+    assert all(turn.ttft_seconds is not None for turn in turns)
