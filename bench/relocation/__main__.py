@@ -69,7 +69,7 @@ def _measure(arguments: argparse.Namespace) -> dict[str, Any]:
             moved = product.Plan(arguments.product_moves, seed=arguments.seed)
             report["product"] = asyncio.run(product.measure(folder, moved))
     killed = [report[part] for part in ("kills", "product") if part in report]
-    return report | {key: sum(part[key] for part in killed) for key in _SUMS}
+    return report | ({key: sum(part[key] for part in killed) for key in _SUMS} if killed else {})
 
 
 if __name__ == "__main__":
