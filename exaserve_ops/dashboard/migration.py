@@ -114,5 +114,5 @@ def _break_even(rates: Rates, *, same_node: bool) -> str:
     if tokens is None:
         return ""
     if math.isinf(tokens):
-        return "never: computing is faster"
+        return "never, computing is faster"
     return f"from {wording.number(math.ceil(tokens))} tokens on"

@@ -97,7 +97,7 @@ def test_overfilled_replica_is_relieved_until_the_gap_is_small(world: World) -> 
     first = Relocation.objects.order_by("created_at")
     assert [row.trigger for row in first] == ["balance", "balance"], "two at once on a node"
     assert world.balancing().balancing_since is not None
-    assert "1.20 of its KV" in world.balancing().balancing_note
+    assert "120% full" in world.balancing().balancing_note
     for _ in range(4):
         world.arrive()
     counts = {row.pk: InferenceSession.objects.filter(replica=row).count() for row in world.replicas}

@@ -67,7 +67,7 @@ def test_overfilled_replica_shows_what_would_move_and_by_which_rates(
             asked_by="user:olga",
         )  # fmt: skip
     page = viewer.get(reverse("session_moves")).content.decode()
-    assert "its replica holds 1.20 of its KV, the target 0.00" in page
+    assert "its replica is 120% full of active sessions, the target 0%" in page
     assert "120%" in page.replace("\u202f", "")
     assert "with its KV" in page
     assert "1\u202f280 tokens/s" in page, "what computing was measured at"

@@ -82,7 +82,7 @@ def test_fullest_gives_to_the_emptiest_until_the_gap_is_small() -> None:
     assert len(plan.moves) == 5, "12:2 becomes 7:7; one more would turn it round"
     assert {(m.source_id, m.target_id) for m in plan.moves} == {("a", "b")}
     assert plan.balancing == {"chat"}
-    assert plan.notes == (("chat", "the fullest replica has 1.20 of its KV, 0.83 more than another"),)
+    assert plan.notes == (("chat", "the fullest replica is 120% full, another 83 points less"),)
     assert plan.pressures == (("a", 1.2), ("b", 0.2))
 
 

@@ -168,9 +168,8 @@ class _Planner:
         goes_on = was_on and (gap > limits.stop_gap_ratio or self._is_moving(holders))
         if not (starts or goes_on):
             return ""
-        note = (
-            f"the fullest replica has {self._pressure_of(fullest):.2f} of its KV, {gap:.2f} more than another"
-        )
+        full, less = f"{self._pressure_of(fullest):.0%}", f"{100 * gap:.0f}"
+        note = f"the fullest replica is {full} full, another {less} points less"
         begun, left = len(self._moves), list(holders)
         while left and len(holders) - len(left) < _MOST_TRIED:
             fullest, gap = self._gap(left, holders)
@@ -207,7 +206,8 @@ class _Planner:
                 continue  # it would only turn the imbalance round
             if self._estimate(session, source, target).way != TRANSFER:
                 continue  # it would cost more than it gains
-            why = f"its replica holds {here:.2f} of its KV, the target {self._pressure_of(target):.2f}"
+            there = self._pressure_of(target)
+            why = f"its replica is {here:.0%} full of active sessions, the target {there:.0%}"
             if self._try(session, target, why, BALANCE, quietly=True):
                 return True
         return False
