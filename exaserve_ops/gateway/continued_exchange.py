@@ -84,8 +84,10 @@ class ContinuedExchange(Exchange):
 
     def _continue(self, slot: ReplicaSlot, reason: str) -> None:
         self._account.report("stream_continued", slot, reason)
-        note = markdown.note_ill if self._kept.has_failed else markdown.note_unreachable
-        slot.mark = note(slot.mark, self._shared.clock())
+        now = self._shared.clock()
+        if markdown.is_open(slot.mark, now):  # all its streams break at once, which is one failure
+            note = markdown.note_ill if self._kept.has_failed else markdown.note_unreachable
+            slot.mark = note(slot.mark, now)
         self._kept.begin_next(slot.name)
         self._account.continued_from = (*self._account.continued_from, slot.name)
         if self._upstream is not None:
