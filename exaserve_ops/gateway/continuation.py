@@ -74,7 +74,7 @@ class Continuation:
         self._tokens_before = 0  # this part
         self._part_is_chat = plan.is_chat
         self._head: Json = {}  # what all events of the stream have in common
-        self._has_role = False
+        self._has_role = not plan.is_chat  # completions have no event for it
         self._text_ended = False  # at a stop string
         self._has_finish = False
         self._has_usage = False
@@ -184,7 +184,7 @@ class Continuation:
             if body.get("error") is not None:
                 return self._take_error(data, body["error"])
             return self._rewrite_choices(body, body["choices"])
-        except (msgspec.DecodeError, ValueError, TypeError, AttributeError, LookupError, OverflowError):
+        except (ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError):
             self._rule_out(UNREADABLE)
             return write_event(data)
 

@@ -91,7 +91,7 @@ def plan_continuation(path: bytes, body: bytes) -> ContinuationPlan | str:
         if not _is_text(fields):
             return "messages" if "messages" in fields else "prompt"
         return _make_plan(path == CHAT_PATH, fields)
-    except msgspec.DecodeError as error:  # the engine will say what is wrong with it
+    except (ValueError, RecursionError) as error:  # the engine will say what is wrong with it
         found = re.search(r"`\$\.([a-z_]{1,40})", str(error))
         return found[1] if found else "body"
 

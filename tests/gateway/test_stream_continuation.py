@@ -160,11 +160,14 @@ async def test_next_replica_gets_exactly_the_tokens_that_there_are(world: World)
     assert text_of(events) == b"".join(PIECES[:8]).decode()
 
 
-async def test_unbroken_stream_is_the_one_that_others_get(world: World) -> None:
+@pytest.mark.parametrize(("path", "body"), [(CHAT_PATH, CHAT), (TEXT_PATH, TEXT)])
+async def test_unbroken_stream_is_the_one_that_others_get(
+    world: World, path: str, body: dict[str, Any]
+) -> None:
     await world.engine(TokenEngine("a"))
     gateway = await world.gateway()
-    plain = await gateway.ask({**CHAT, "stop": "never"} | {"include_stop_str_in_output": True})
-    kept = await gateway.ask({**CHAT, "stop": "never"}, headers=CONTINUE)
+    plain = await gateway.ask({**body, "stop": "no", "include_stop_str_in_output": True}, path=path)
+    kept = await gateway.ask({**body, "stop": "no"}, path=path, headers=CONTINUE)
     assert events_of(kept) == events_of(plain)
     assert b"token_ids" not in kept.body
     assert (kept.headers["x-exaops-continuation"], plain.headers.get("x-exaops-continuation")) == (
@@ -236,6 +239,8 @@ async def test_header_that_is_neither_true_nor_false_is_refused(world: World, va
         ({"return_token_ids": True}, "return_token_ids"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"min_tokens": 4}, "min_tokens"),
+        ({"messages": "no list"}, "body"),
+        ({"max_tokens": "many"}, "body"),
         ({"a\r\nx-evil: 1": 1}, "unknown field"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ],
@@ -478,3 +483,12 @@ async def test_slow_client_is_not_read_ahead_of_after_a_break(world: World) -> N
     assert reply.complete
     assert len(text_of(events_of(reply))) > 600 * 65_536
     wire.close()
+
+
+async def test_body_too_deep_to_read_is_left_to_the_engine(world: World) -> None:
+    await world.engine(replies({"error": {"message": "too deep"}}, 400))
+    gateway = await world.gateway()
+    deep = b"[" * 5000 + b"]" * 5000
+    body = b'{"model": "m", "stream": true, "messages": [], "tools": ' + deep + b"}"
+    reply = await gateway.ask(body, headers=CONTINUE)
+    assert reply.status == 400
