@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ class Turn:
     cached_tokens: int
     """Prompt tokens whose KV the replica already had."""
     completion_tokens: int
+    gaps_seconds: tuple[float, ...] = ()
+    """Between each two pieces of text that came one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,23 +83,24 @@ def _read_turn(response: http.client.HTTPResponse, began: float) -> Turn:
             status=response.status,
             retry_after_seconds=_retry_after_seconds(response),
         )
-    text, ttft_seconds = "", 0.0
+    text, times = "", [began]
     usage: dict[str, Any] = {}
     for event in _events(response):
         for choice in event.get("choices", ()):
             piece = choice.get("delta", {}).get("content") or ""
-            if piece and not ttft_seconds:
-                ttft_seconds = time.monotonic() - began
+            if piece:
+                times.append(time.monotonic())
             text += piece
         usage = event.get("usage") or usage
     details = usage.get("prompt_tokens_details") or {}
     return Turn(
         text=text,
-        ttft_seconds=ttft_seconds,
+        ttft_seconds=times[1] - began if len(times) > 1 else 0.0,
         seconds=time.monotonic() - began,
         prompt_tokens=int(usage.get("prompt_tokens", 0)),
         cached_tokens=int(details.get("cached_tokens") or 0),
         completion_tokens=int(usage.get("completion_tokens", 0)),
+        gaps_seconds=tuple(later - earlier for earlier, later in itertools.pairwise(times[1:])),
     )
 
 

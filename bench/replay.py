@@ -2,8 +2,9 @@
 
 Requests are sent when the trace says, whether or not earlier ones were answered, so a server that is too
 slow cannot slow the load down. Prompts are made up to the trace's lengths; equal prefix ids of a trace
-become equal text, so that prefix caches work as they did there. Prints TTFT, ITL, goodput and what was
-found in cache; `--csv` writes a row for each request.
+become equal text, so that prefix caches work as they did there. Prints TTFT, time per token, ITL, goodput
+and what was found in cache; `--csv` writes a row for each request. `python -m bench.traces` makes a trace
+of any format where no public one is at hand.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ class Row:
     cached_tokens: int
     completion_tokens: int
     error: str = ""
+    gaps_seconds: tuple[float, ...] = ()
+    """Between each two pieces of the answer; in the file only their longest is told."""
 
     @property
     def tpot_seconds(self) -> float | None:
@@ -143,6 +146,7 @@ class Replay:
             turn.prompt_tokens,
             turn.cached_tokens,
             turn.completion_tokens,
+            gaps_seconds=turn.gaps_seconds,
         )
 
 
@@ -160,6 +164,7 @@ def summarise(rows: Sequence[Row], dropped: int, *, ttft_slo: float, tpot_slo: f
     prompt = sum(row.prompt_tokens for row in whole)
     ttft = [row.ttft_seconds for row in whole if row.ttft_seconds is not None]
     tpot = [row.tpot_seconds for row in whole if row.tpot_seconds is not None]
+    gaps = [gap for row in whole for gap in row.gaps_seconds]
     return {
         "requests": len(rows) + dropped,
         "answered": len(whole),
@@ -169,6 +174,7 @@ def summarise(rows: Sequence[Row], dropped: int, *, ttft_slo: float, tpot_slo: f
         "seconds": span,
         **{f"ttft_{name}_seconds": value for name, value in _quantiles(ttft).items()},
         **{f"tpot_{name}_seconds": value for name, value in _quantiles(tpot).items()},
+        **{f"itl_{name}_seconds": value for name, value in _quantiles(gaps).items()},
         "goodput_requests_per_second": len(good) / span if span else None,
         "goodput_ratio": len(good) / (len(rows) + dropped) if rows or dropped else None,
         "output_tokens_per_second": sum(r.completion_tokens for r in whole) / span if span else None,
@@ -190,9 +196,11 @@ def _quantiles(values: Sequence[float]) -> dict[str, float | None]:
 def write_csv(path: Path, rows: Sequence[Row]) -> None:
     """Write a row for each request. Raises `OSError`."""
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*Row.__dataclass_fields__])
+        names = [name for name in Row.__dataclass_fields__ if name != "gaps_seconds"]
+        writer = csv.DictWriter(file, [*names, "longest_gap_seconds"], extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+        for row in rows:
+            writer.writerow({**asdict(row), "longest_gap_seconds": max(row.gaps_seconds, default="")})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

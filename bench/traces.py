@@ -5,18 +5,23 @@
 `azure`: CSV with the columns TIMESTAMP, ContextTokens, GeneratedTokens.
 `burstgpt`: CSV with the columns Timestamp (seconds), Model, Request tokens, Response tokens, Total
 tokens, Log Type.
+
+`python -m bench.traces FILE --format NAME` makes a small trace of any of them.
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 import itertools
 import json
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TextIO
 
 MOONCAKE_BLOCK_TOKENS = 512
 
@@ -171,3 +176,67 @@ def make_conversations(
             at += 5 + rng.expovariate(1 / 30)
     requests.sort(key=lambda request: request.at_seconds)
     return requests
+
+
+def _write_mooncake(file: TextIO, requests: Sequence[TraceRequest]) -> None:
+    for request in requests:
+        row = {
+            "timestamp": round(request.at_seconds * 1000),
+            "input_length": request.prompt_tokens,
+            "output_length": request.output_tokens,
+            "hash_ids": list(request.prefix_ids),
+        }
+        file.write(json.dumps(row) + "\n")
+
+
+def _write_azure(file: TextIO, requests: Sequence[TraceRequest]) -> None:
+    writer = csv.writer(file)
+    writer.writerow(["TIMESTAMP", "ContextTokens", "GeneratedTokens"])
+    start = datetime(2023, 11, 16, tzinfo=UTC)
+    for request in requests:
+        at = start + timedelta(seconds=request.at_seconds)
+        # Theirs have a digit more than microseconds.
+        writer.writerow([at.strftime("%Y-%m-%d %H:%M:%S.%f0"), request.prompt_tokens, request.output_tokens])
+
+
+def _write_burstgpt(file: TextIO, requests: Sequence[TraceRequest]) -> None:
+    writer = csv.writer(file)
+    writer.writerow(["Timestamp", "Model", "Request tokens", "Response tokens", "Total tokens", "Log Type"])
+    for request in requests:
+        tokens = (request.prompt_tokens, request.output_tokens)
+        writer.writerow([round(request.at_seconds, 3), "ChatGPT", *tokens, sum(tokens), "Conversation log"])
+
+
+FORMATS: dict[str, Callable[[TextIO, Sequence[TraceRequest]], None]] = {
+    "mooncake": _write_mooncake,
+    "azure": _write_azure,
+    "burstgpt": _write_burstgpt,
+}
+
+
+def write_trace(path: Path, requests: Sequence[TraceRequest], kind: str) -> None:
+    """Write a trace in one of the `FORMATS`; only `mooncake` keeps what prompts share. Raises `OSError`."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        FORMATS[kind](file, requests)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Make a trace."""
+    parser = argparse.ArgumentParser(prog="bench.traces", description="Make a trace of conversations.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--format", choices=list(FORMATS), default="mooncake")
+    parser.add_argument("--sessions", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=4, help="of a session, on average")
+    parser.add_argument("--seconds", type=float, default=60.0, help="in which sessions begin")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args(argv)
+    requests = make_conversations(
+        sessions=arguments.sessions, turns=arguments.turns, seconds=arguments.seconds, seed=arguments.seed
+    )
+    write_trace(arguments.file, requests, arguments.format)
+    print(f"{arguments.file}: {len(requests)} requests over {requests[-1].at_seconds:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

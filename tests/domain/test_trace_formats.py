@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.traces import TraceError, TraceRequest, attainable_hit_ratio, make_conversations, read_trace
+from bench.traces import (
+    FORMATS,
+    TraceError,
+    TraceRequest,
+    attainable_hit_ratio,
+    main,
+    make_conversations,
+    read_trace,
+)
 
 MOONCAKE = """\
 {"timestamp": 2000, "input_length": 1000, "output_length": 5, "hash_ids": [0, 1]}
@@ -64,6 +72,23 @@ def test_burstgpt_rows_that_failed_are_passed_over(tmp_path: Path) -> None:
 def test_what_is_no_trace_is_refused_with_the_reason(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(TraceError, match=says):
         read_trace(write(tmp_path, text))
+
+
+@pytest.mark.parametrize("kind", list(FORMATS))
+def test_made_trace_of_each_format_is_read_back(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "made"
+    assert main([str(path), "--format", kind, "--sessions", "5", "--seed", "7"]) == 0
+    made = make_conversations(sessions=5, turns=4, seconds=60.0, seed=7)
+    assert f"{len(made)} requests" in capsys.readouterr().out
+    read = read_trace(path)
+    assert [(r.prompt_tokens, r.output_tokens) for r in read] == [
+        (r.prompt_tokens, r.output_tokens) for r in made
+    ]
+    start = made[0].at_seconds
+    assert [r.at_seconds for r in read] == pytest.approx([r.at_seconds - start for r in made], abs=2e-3)
+    assert [r.prefix_ids for r in read] == [r.prefix_ids if kind == "mooncake" else () for r in made]
 
 
 def test_attainable_hits_count_what_any_earlier_prompt_had() -> None:

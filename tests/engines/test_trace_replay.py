@@ -30,7 +30,7 @@ def test_turns_of_one_conversation_share_a_session_and_strangers_with_one_system
 
 def test_summary_counts_good_failed_and_unsent_requests() -> None:
     rows = [
-        Row(0, 0.0, 0.0, "a", 0.5, 1.5, 100, 60, 11),
+        Row(0, 0.0, 0.0, "a", 0.5, 1.5, 100, 60, 11, gaps_seconds=(0.1, 0.9)),
         Row(1, 0.0, 0.5, "b", 9.0, 9.5, 100, 0, 2),
         Row(2, 1.0, 1.0, "c", None, 0.1, 0, 0, 0, "HTTP 429"),
     ]
@@ -40,15 +40,18 @@ def test_summary_counts_good_failed_and_unsent_requests() -> None:
     assert figures["goodput_ratio"] == pytest.approx(1 / 4)
     assert figures["cached_ratio"] == pytest.approx(0.3)
     assert figures["errors"] == ["HTTP 429"]
+    assert (figures["itl_mean_seconds"], figures["itl_p99_seconds"]) == (pytest.approx(0.5), 0.9)
     assert json.dumps(summarise([], 0, ttft_slo=1, tpot_slo=1))
 
 
 def test_csv_row_names_are_those_of_the_row(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
-    write_csv(path, [Row(0, 0.0, 0.0, "a", None, 1.5, 100, 60, 11, "broke")])
+    write_csv(path, [Row(0, 0.0, 0.0, "a", None, 1.5, 100, 60, 11, "broke", (0.1, 0.7, 0.2))])
     with path.open() as file:
         [row] = csv.DictReader(file)
     assert (row["ttft_seconds"], row["error"], row["cached_tokens"]) == ("", "broke", "60")
+    assert row["longest_gap_seconds"] == "0.7"
+    assert "gaps_seconds" not in row
 
 
 def test_trace_runs_against_an_engine_and_writes_a_row_for_each_request(
@@ -56,7 +59,7 @@ def test_trace_runs_against_an_engine_and_writes_a_row_for_each_request(
 ) -> None:
     trace = tmp_path / "trace.jsonl"
     lines = [
-        {"timestamp": 20 * n, "input_length": 1024, "output_length": 8, "hash_ids": [5, n % 2]}
+        {"timestamp": 20 * n, "input_length": 1024, "output_length": 60, "hash_ids": [5, n % 2]}
         for n in range(6)
     ]
     trace.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -67,6 +70,7 @@ def test_trace_runs_against_an_engine_and_writes_a_row_for_each_request(
     figures = json.loads(capsys.readouterr().out)
     assert (figures["answered"], figures["failed"], figures["dropped"]) == (6, 0, 0), figures["errors"]
     assert figures["ttft_p99_seconds"] > 0
+    assert figures["itl_p50_seconds"] > 0
     with rows.open() as file:
         written = list(csv.DictReader(file))
     assert [int(row["number"]) for row in written] == list(range(6))
