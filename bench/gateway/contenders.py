@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,6 +51,9 @@ class Contender:
     """Ours alone has a store; its time is told beside, not hidden."""
     ready_seconds: float = 0.0
     """From its start to its first answer; some register each upstream by itself."""
+    more_ports: tuple[int, ...] = ()
+    """Of gateways beside it that share its store."""
+    store_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +108,12 @@ def _direct(site: Site) -> Iterator[Contender]:
 
 
 @contextlib.contextmanager
-def run_ours(site: Site) -> Iterator[Contender]:
-    """Run our gateway with a store of its own. Raises `ProgramError`."""
+def run_ours(
+    site: Site, *, gateways: int = 1, settings: Mapping[str, str] | None = None
+) -> Iterator[Contender]:
+    """Run our gateway, or several on ports of their own, with a store of theirs. Raises `ProgramError`."""
     socket_path = site.folder / "valkey.sock"
-    secret, port = secrets.token_hex(32), free_port()
+    secret, ports = secrets.token_hex(32), [free_port() for _ in range(gateways)]
     valkey = [
         str(get_binary_path()), "--port", "0", "--unixsocket", str(socket_path), "--save", "",
         "--dir", str(site.folder), "--maxmemory-policy", "noeviction",
@@ -116,16 +121,24 @@ def run_ours(site: Site) -> Iterator[Contender]:
     url = f"unix://{socket_path}?db=0"
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("EXAOPS_")},
-        "EXAOPS_GATEWAY_PORT": str(port),
         "EXAOPS_FLEET_SECRET": secret,
         "REDIS_URL": url,
+        **(settings or {}),
     }
     command = pinned(PROXY_CORE, [sys.executable, "-m", "exaserve_ops.gateway"])
     with running(pinned(programs.LOAD_CORE, valkey), site.folder / "valkey.log") as store:
         _write_table(url, site)
-        with running(command, site.folder / "ours.log", env=environment, cwd=_ROOT) as process:
-            seconds = _wait_until_it_answers(port, process, _READY_SECONDS)
-            yield Contender(OURS, port, process.pid, store.pid, seconds)
+        with contextlib.ExitStack() as stack:
+            processes, seconds = [], 0.0
+            for port in ports:
+                log = site.folder / f"ours-{port}.log"
+                own = environment | {"EXAOPS_GATEWAY_PORT": str(port)}
+                process = stack.enter_context(running(command, log, env=own, cwd=_ROOT))
+                seconds = max(seconds, _wait_until_it_answers(port, process, _READY_SECONDS))
+                processes.append(process)
+            found = Contender(OURS, ports[0], processes[0].pid, store.pid, seconds)
+            found.more_ports, found.store_url = tuple(ports[1:]), url
+            yield found
 
 
 def _write_table(url: str, site: Site) -> None:

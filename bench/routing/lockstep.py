@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import threading
 from array import array
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -270,22 +272,26 @@ class ThroughRouter:
 
     loop: asyncio.AbstractEventLoop
     engines: SimulatedEngines
-    port: int
+    ports: Sequence[int]
+    """One for each router; requests take turns."""
     sessions: Sequence[str] | None = None
     """Session of each request in the trace's order, sent in a header; `None`: requests are anonymous."""
     tells_waiting: bool = False
     """Whether it may hold requests back, and its page for Prometheus says how many."""
+    tell: Callable[[Sequence[SimulatedReplica], float], None] = lambda _replicas, _now: None
+    """Tells the router's store what replicas say of themselves, with the simulation's time."""
     _next: int = 0
     _held: dict[int, tuple[TraceRequest, asyncio.Future[str]]] = field(default_factory=dict)
     _replicas: dict[str, SimulatedReplica] = field(default_factory=dict)
     _open: dict[int, _Sent] = field(default_factory=dict)
-    _idle: list[_ClientConnection] = field(default_factory=list)
+    _idle: dict[int, list[_ClientConnection]] = field(default_factory=lambda: defaultdict(list))
+    """By port."""
 
     def pick(
         self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
     ) -> SimulatedReplica | None:
         """Send the request and see where it comes out. Raises `ProgramError`."""
-        del now
+        self.tell(replicas, now)
         self._replicas = self._replicas or {replica.name: replica for replica in replicas}
         number, self._next = self._next, self._next + 1
         name = self._wait(self._ask(request, number))
@@ -318,10 +324,11 @@ class ThroughRouter:
     async def _show_rest(self, sent: _Sent, job: Job) -> None:
         self.engines.send_rest(sent.number, job)
         await _settle(sent.connection.ended)
-        self._idle.append(sent.connection)
+        self._idle[self._port_of(sent.number)].append(sent.connection)
 
     async def _hang_up(self) -> None:
-        for connection in (*self._idle, *(sent.connection for sent in self._open.values())):
+        idle = itertools.chain.from_iterable(self._idle.values())
+        for connection in (*idle, *(sent.connection for sent in self._open.values())):
             connection.close()
 
     async def _see_released(self) -> list[tuple[TraceRequest, SimulatedReplica]]:
@@ -333,8 +340,11 @@ class ThroughRouter:
         return [(request, self._replicas[arrived.result()]) for request, arrived in released]
 
     async def _count_waiting(self) -> int:
-        """Ask the router how many requests it holds back."""
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        """Ask the routers how many requests they hold back."""
+        return sum([await self._count_waiting_at(port) for port in self.ports])
+
+    async def _count_waiting_at(self, port: int) -> int:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
         page = (await reader.read(-1)).decode()
         writer.close()
@@ -343,7 +353,8 @@ class ThroughRouter:
 
     async def _ask(self, request: TraceRequest, number: int) -> str | None:
         arrived = self.engines.expect(number)
-        connection = self._idle.pop() if self._idle else await self._connect()
+        idle = self._idle[self._port_of(number)]
+        connection = idle.pop() if idle else await self._connect(self._port_of(number))
         body = make_body(request, number)
         session = f"x-session-id: {self.sessions[number]}\r\n" if self.sessions else ""
         head = (
@@ -366,10 +377,12 @@ class ThroughRouter:
                 return None
         raise ProgramError(f"a request was lost in the router for {_PATIENCE_SECONDS:.0f} s")
 
-    async def _connect(self) -> _ClientConnection:
-        _, connection = await asyncio.get_running_loop().create_connection(
-            _ClientConnection, "127.0.0.1", self.port
-        )
+    def _port_of(self, number: int) -> int:
+        return self.ports[number % len(self.ports)]
+
+    async def _connect(self, port: int) -> _ClientConnection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(_ClientConnection, "127.0.0.1", port)
         return connection
 
     def _wait(self, work: Coroutine[Any, Any, Any]) -> Any:  # noqa: ANN401 - what the work returns

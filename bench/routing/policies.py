@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -73,20 +74,22 @@ class Ours:
     A long prompt goes only where no other one is being computed, or waits.
     """
 
-    def __init__(self, bounds: Bounds = _BOUNDS) -> None:
+    def __init__(self, bounds: Bounds = _BOUNDS, *, hears_of_evictions: bool = True) -> None:
         self._rng = random.Random(0)  # noqa: S311 - load balancing, no secret
         self._memory = PrefixMemory()
         self._sent: dict[int, float] = {}
         self._others = 2
         self._bounds = bounds
+        self._hears_of_evictions = hears_of_evictions
         self._long_prompts: Counter[str] = Counter()
         self._waiting: list[TraceRequest] = []
+        self._now = 0.0
         self._replicas: dict[str, SimulatedReplica] = {}
 
     def pick(
         self, request: TraceRequest, replicas: Sequence[SimulatedReplica], now: float
     ) -> SimulatedReplica | None:
-        del now
+        self._now = now
         self._replicas = self._replicas or {replica.name: replica for replica in replicas}
         replica = self._place(request)
         if replica is None:
@@ -123,15 +126,19 @@ class Ours:
 
         free = [name for name in self._replicas if takes(name, 0.0)]
         others = [self._replicas[name] for name in self._rng.sample(free, min(self._others, len(free)))]
-        choice = choose_by_prefix(beginning, self._memory, takes, others)
+        choice = choose_by_prefix(beginning, self._memory, takes, others, evicted_until=self._evicted_until)
         if choice is None:
             return None
         uncached = beginning.total_tokens - choice.cached_tokens
         choice.server.pending_tokens += uncached
         self._sent[id(request)] = uncached
         self._long_prompts[choice.server.name] += uncached >= self._bounds.long_prompt_tokens
-        self._memory.note(beginning.digests, choice.server.name, 0.0)
+        self._memory.note(beginning.digests, choice.server.name, self._now)
         return choice.server
+
+    def _evicted_until(self, name: str) -> float:
+        until = self._replicas[name].evicted_used_at
+        return -math.inf if until is None or not self._hears_of_evictions else until
 
 
 def describe(request: TraceRequest) -> Beginning:
@@ -149,5 +156,6 @@ POLICIES: dict[str, Callable[[], RoundRobin | Ours]] = {
     "least_loaded": LeastLoaded,
     "hash_only": HashOnly,
     "exaserve": Ours,
+    "exaserve, told of no evictions": functools.partial(Ours, hears_of_evictions=False),
     "exaserve, no class of long prompts": functools.partial(Ours, Bounds(long_prompt_tokens=1_000_000_000)),
 }

@@ -52,6 +52,8 @@ class SimulatedReplica:
     name: str
     model: ReplicaModel
     in_flight: int = 0
+    reported_requests: int | None = None
+    """Nobody needs to be told: there is one router, which sees all."""
     pending_tokens: float = 0.0
     weight: float = 1.0
     waiting: deque[Job] = field(default_factory=deque)
@@ -59,6 +61,10 @@ class SimulatedReplica:
     busy_until: float | None = None
     cache: OrderedDict[int, int] = field(default_factory=OrderedDict)
     """Block id to the sequences that hold it; the least recently used first."""
+    used_at: dict[int, float] = field(default_factory=dict)
+    """When each cached block was last asked for."""
+    evicted_used_at: float | None = None
+    """When the block that was evicted last had been; what was asked for later is still cached."""
     private_blocks: int = 0
     prompt_tokens: int = 0
     hit_tokens: int = 0
@@ -69,12 +75,14 @@ class SimulatedReplica:
         """Requests that are not admitted yet."""
         return len(self.waiting)
 
-    def admit(self) -> None:
+    def admit(self, now: float) -> None:
         """Take up what fits."""
-        while self.waiting and len(self.running) < self.model.most_running and self._take(self.waiting[0]):
+        while (
+            self.waiting and len(self.running) < self.model.most_running and self._take(self.waiting[0], now)
+        ):
             self.running.append(self.waiting.popleft())
 
-    def _take(self, job: Job) -> bool:
+    def _take(self, job: Job, now: float) -> bool:
         request = job.request
         full = request.prompt_tokens // request.block_tokens
         named = request.prefix_ids[:full]
@@ -89,6 +97,7 @@ class SimulatedReplica:
         for block in named:
             self.cache[block] = self.cache.get(block, 0) + 1
             self.cache.move_to_end(block)
+            self.used_at[block] = now
         self.private_blocks += own
         job.own_blocks, job.named = own, named
         job.cached_tokens = min(hits * request.block_tokens, request.prompt_tokens - 1)
@@ -104,6 +113,7 @@ class SimulatedReplica:
         idle = [block for block, holders in self.cache.items() if not holders and block not in keep]
         for block in idle[: blocks - free]:
             del self.cache[block]
+            self.evicted_used_at = self.used_at.pop(block)
         return free + len(idle) >= blocks
 
     def release(self, job: Job) -> None:
@@ -203,7 +213,7 @@ class World:
             self._step(replica)
 
     def _step(self, replica: SimulatedReplica) -> None:
-        replica.admit()
+        replica.admit(self.now)
         if not replica.running:
             replica.busy_until = None
             return

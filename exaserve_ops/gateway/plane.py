@@ -58,7 +58,9 @@ class DataPlane:
             self._shared.turns.run(),
             self._sweep_for_ever(),
             self._reach.run(),
-            self._shared.prefix_news.run(self._client, lambda: self._shared.fleet.is_loaded),
+            self._shared.prefix_news.run(
+                self._client, lambda: self._shared.fleet.is_loaded, self._shared.settings.prefix_news_seconds
+            ),
             self._write_figures_for_ever(),
             self._report_for_ever(),
         )

@@ -72,6 +72,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     long_prompt_share: float = 0.75
     """Share of a model's replicas that compute long prompts at once."""
     long_wait_seconds: float = 90.0
+    prefix_news_seconds: float = 0.5
+    """How often gateways tell one another where they sent which beginnings of prompts."""
     poll_seconds: float = 2.0
     session_seconds: int = DEFAULT_TTL_SECONDS
     session_answer_seconds: float = 0.150

@@ -23,6 +23,7 @@ class Replica:
     name: str
     pending_tokens: float = 0.0
     in_flight: int = 0
+    reported_requests: int | None = None
     weight: float = 1.0
 
 
@@ -92,6 +93,14 @@ def test_replica_with_a_low_weight_is_dearer_and_an_ejected_one_dearest() -> Non
     assert costs[1] == 2 * costs[0]
     assert costs[2] > 100 * costs[0]
     assert choose(b"short", PrefixMemory(), ejected, poor)[0] == "b"
+
+
+def test_requests_of_other_gateways_count_as_the_engine_reports_them() -> None:
+    busy = Replica("a", reported_requests=40)
+    assert cost_tokens(busy, 0.0) == cost_tokens(Replica("b", in_flight=40), 0.0)
+    assert cost_tokens(Replica("c", in_flight=3, reported_requests=1), 0.0) == cost_tokens(
+        Replica("d", in_flight=3), 0.0
+    )
 
 
 def test_holder_that_is_gone_or_unusable_is_not_chosen() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,14 @@ def test_folder_is_given_only_to_a_replica_that_asked_for_a_disk(context: Launch
 def test_wrong_sizes_and_words_are_refused_by_name(options: dict[str, str | int], text: str) -> None:
     with pytest.raises(EngineOptionError, match=text):
         TorchAdapter().check_options(options)
+
+
+def test_how_long_the_block_evicted_last_was_unused_reaches_telemetry() -> None:
+    blocks = BlockUse(free=0, used=5, cached=5)
+    quiet = parse_own_metrics(page_of(EngineLoad(blocks=blocks)))
+    assert quiet.kv_evicted_idle_seconds is None
+    since = time.monotonic() - 60.0
+    sample = parse_own_metrics(page_of(EngineLoad(blocks=blocks, evicted_idle_since_seconds=since)))
+    telemetry = measure_window(None, sample, seconds=0.0)
+    assert telemetry.kv_evicted_idle_seconds is not None
+    assert telemetry.kv_evicted_idle_seconds >= 60.0

@@ -27,6 +27,14 @@ def test_trace_goes_through_our_gateway_and_beginnings_meet(capsys: pytest.Captu
     assert told["policies"][ours]["ttft_p99_seconds"] > 0
 
 
+def test_two_gateways_that_tell_one_another_find_most_of_what_one_finds(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ("--limit", "200", "--replicas", "4", "--policy", "round_robin")
+    told = run(capsys, *arguments, "--policy", "exaserve-gateway, two")["policies"]
+    assert told["exaserve-gateway, two"]["hit_ratio"] > told["round_robin"]["hit_ratio"]
+
+
 def test_router_that_is_not_installed_is_named_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
     told = run(capsys, "--limit", "5", "--policy", "vllm-router cache_aware", "--vllm-python", "/no/python")
     assert told["policies"] == {}
@@ -41,6 +49,15 @@ def test_bursts_of_long_prompts_hurt_short_ones_less_with_a_class_of_their_own(
     told = run(capsys, *arguments)["policies"]
     assert told[ours]["short_ttft_p99_seconds"] < told[without]["short_ttft_p99_seconds"] / 2
     assert told[ours]["goodput_ratio"] > told[without]["goodput_ratio"]
+
+
+def test_prompts_find_more_in_cache_where_replicas_tell_what_they_evicted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ours, untold = "exaserve", "exaserve, told of no evictions"
+    told = run(capsys, "--kv-blocks", "100", "--policy", ours, "--policy", untold)["policies"]
+    assert told[ours]["goodput_ratio"] >= told[untold]["goodput_ratio"]
+    assert told[ours]["short_ttft_p99_seconds"] < told[untold]["short_ttft_p99_seconds"]
 
 
 def test_equal_prefixes_are_equal_text_and_prompts_have_the_traces_lengths() -> None:

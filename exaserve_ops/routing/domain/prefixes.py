@@ -89,6 +89,10 @@ class Server(Protocol):
         """Requests that are open there."""
 
     @property
+    def reported_requests(self) -> int | None:
+        """Running and waiting as its engine said a moment ago, those of other gateways included."""
+
+    @property
     def pending_tokens(self) -> float:
         """Prompt tokens sent there that no first token has come for, less those it had cached."""
 
@@ -152,7 +156,8 @@ def cost_tokens(server: Server, uncached_tokens: float) -> float:
     What is queued before it, itself, and what open requests take of each step; all the slower, the
     lower the replica's weight.
     """
-    decoding = DECODE_TOKENS * server.in_flight * (1.0 + server.in_flight / CROWD_REQUESTS)
+    requests = max(server.in_flight, server.reported_requests or 0)
+    decoding = DECODE_TOKENS * requests * (1.0 + requests / CROWD_REQUESTS)
     work = server.pending_tokens + PRICE_OF_WORK * uncached_tokens + decoding
     return work / max(server.weight, 1e-3)
 
