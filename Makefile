@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help up venv venv-dev chromium sshd test lint format types fast search outages namespaces cuda browser screenshots clean
+.PHONY: help up venv venv-dev chromium sshd test lint format types fast search outages namespaces rollouts cuda browser screenshots clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -76,6 +76,9 @@ outages: venv-dev ## Take stores, leaders and nodes away, and see the fleet come
 
 namespaces: venv-dev ## Send weights over slow links that are made for it, with faults: two minutes. Needs root.
 	@$(BIN)/python -m pytest -m namespaces tests/weights $(ARGS)
+
+rollouts: venv-dev ## Roll releases over real engines, and 1,000 times over a simulated fleet: an hour.
+	@$(BIN)/python -m pytest -m rollouts tests/rollouts -n $(WORKERS) $(ARGS)
 
 cuda: venv-dev ## The tests that need a CUDA device: a minute or two. Skipped, with the reason, without one.
 	@$(BIN)/python -m pytest -m cuda tests/cuda -p no:tests.real_stores --log-level=INFO $(ARGS)

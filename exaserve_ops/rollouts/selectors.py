@@ -98,10 +98,12 @@ def rollout_view(rollout: Rollout, *, unready_weights: Mapping[str, str], now: d
         unavailable=rollout.unavailable,
         seats=seats,
         waves=tuple(_wave_state(wave) for wave in waves),
+        running_since=rollout.status_changed_at,
         move_seconds=move_seconds(rollout, current),
         new_answers=answers.get(rollout.to_release_id, Answers()),
         old_answers=answers.get(rollout.from_release_id, Answers()),
-        failed=_given_up(rollout, since),
+        # Between two waves healing makes replicas of it, too: those count from when it began or went on.
+        failed=_given_up(rollout, rollout.status_changed_at),
         out_of_blocks=Event.objects.filter(
             subject_kind="replica", subject_id__in=new, event="kv_out_of_blocks", at__gte=since
         ).count(),
@@ -157,6 +159,7 @@ def _wave_state(wave: Wave) -> WaveState:
         since=wave.since,
         members=tuple(str(member.replica_id) for member in wave.members.all()),
         mode=wave.mode,
+        why=wave.why,
     )
 
 

@@ -81,7 +81,7 @@ def _open(view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
 
 
 def _prewarm(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
-    if not any(seat.replica_id in wave.members for seat in view.kept(view.old_release)):
+    if not frozenset(wave.members) & {seat.replica_id for seat in view.kept(view.old_release)}:
         return [MoveWave(wave.number, "pass", "nothing of it is left to make way")]
     if not view.unready_weights:
         return [MoveWave(wave.number, "begin", "weights can be read on its nodes")]
@@ -96,7 +96,8 @@ def _move(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
     noted: list[Action] = [NoteGates(wave.number, gates)]
     if reason := closed_reason(gates):
         return [*noted, MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
-    members = [seat for seat in view.seats if seat.replica_id in wave.members]
+    own = frozenset(wave.members)
+    members = [seat for seat in view.seats if seat.replica_id in own]
     direction = Direction(view.old_release, view.new_release, wave.mode, NEW)
     actions = make_way(view, members, direction, now) if not view.frozen else []
     if not actions and view.frozen:
@@ -149,9 +150,11 @@ def _soak(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
     return [*noted, Wait(f"not enough is known: {missing}")]
 
 
-def _failed(_view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
-    """Somebody had a halted rollout go on."""
-    return [MoveWave(wave.number, "retry", "somebody lets it go on")]
+def _failed(view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
+    """Somebody had a halted rollout go on; else a controller died before it could halt or turn back."""
+    if view.running_since > wave.since:
+        return [MoveWave(wave.number, "retry", "somebody lets it go on")]
+    return _on_failure(view, f"wave {wave.number} failed: {wave.why}")
 
 
 def _on_failure(view: RolloutView, reason: str) -> list[Action]:
@@ -186,15 +189,15 @@ def _back(view: RolloutView, now: datetime) -> list[Action]:
             return [*actions, Wait(", ".join(waits[:3]))]
         return [*actions, MoveRollout("finish_back", "every replica runs the old release again")]
     # Those whose predecessor still serves are simply one too many: they go as soon as they are marked.
-    surplus = tuple(
-        s.replica_id for s in new if not s.rolls_to and any(o.replica_id == s.replaces for o in kept_old)
-    )
+    still_there = {seat.replica_id for seat in kept_old}
+    surplus = tuple(s.replica_id for s in new if not s.rolls_to and s.replaces in still_there)
     if surplus:
         actions.append(Roll(surplus, view.old_release, in_place=False, why="go back to the old release"))
     mode = SURGE if view.surge and view.has_surge_room else IN_PLACE
     direction = Direction(view.new_release, view.old_release, mode, OLD)
     domain = _domain_under_way(new, surplus)
-    members = [s for s in new if s.domain == domain and s.replica_id not in surplus]
+    going = frozenset(surplus)
+    members = [s for s in new if s.domain == domain and s.replica_id not in going]
     return actions + (make_way(view, members, direction, now) if members else [])
 
 

@@ -70,7 +70,8 @@ def _in_place(view: RolloutView, members: list[Seat], direction: Direction, now:
     if due:
         why = f"make way for {direction.name}, which starts in their place"
         actions.append(Roll(_ids(due), direction.target, in_place=True, why=why))
-    spare = [s for s in members if s not in leaving]
+    begun = {s.replica_id for s in leaving}
+    spare = [s for s in members if s.replica_id not in begun]
     standbys = [s for s in spare if not s.serves][:1]
     chosen = [s for s in spare if s.serves][: max(0, room)] or (standbys if not leaving else [])
     actions += _leave(chosen, view, direction)

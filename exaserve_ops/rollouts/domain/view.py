@@ -69,6 +69,7 @@ class WaveState:
     members: tuple[str, ...] = ()
     """Ids of replicas of the old release that make way in it."""
     mode: str = SURGE
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,14 @@ class RolloutView:
     unavailable: int
     seats: tuple[Seat, ...]
     waves: tuple[WaveState, ...]
+    running_since: datetime
+    """When it began, or was last let go on."""
     move_seconds: float
     """For how long one wave may take to move, from what its replicas take to start and to drain."""
     new_answers: Answers = field(default_factory=Answers)
     old_answers: Answers = field(default_factory=Answers)
     failed: tuple[str, ...] = ()
-    """Replicas of the new release that were given up since the wave began, with their reasons."""
+    """Replicas of the new release that were given up since it began or went on, with their reasons."""
     out_of_blocks: int = 0
     unready_weights: Mapping[str, str] = field(default_factory=dict)
     """Why weights are not ready on nodes of the wave, by node name."""

@@ -150,7 +150,8 @@ def resume_rollout(rollout_id: UUID, *, actor: str, now: datetime, reason: str) 
     wave = rollout.waves.exclude(status=states.PASSED).order_by("number").first()
     if wave is not None:
         wave.needs_approval = False
-        wave.since = now
+        if wave.status != states.FAILED:  # that one is tried again, since this comes after its failure
+            wave.since = now
         wave.save(update_fields=["needs_approval", "since"])
     return rollout
 

@@ -95,6 +95,7 @@ def advance_wave(rollout: Rollout, action: MoveWave, now: datetime) -> None:
     if wave.status == states.PASSED:
         wave.passed_at = now
     wave.save()
+    Rollout.objects.filter(pk=rollout.pk).update(waits_for="")
     told = f"wave {wave.number} in {wave.domain or 'no node yet'}: {action.why}"
     moved = (before, wave.status)
     record_event(subject_of(rollout), f"wave_{action.event}", actor=ACTOR, now=now, moved=moved, reason=told)
