@@ -107,3 +107,21 @@ def test_session_page_offers_a_move_and_shows_how_it_goes(
     reader.force_login(make_user("a-viewer", "viewer"))
     assert "Move to…" not in reader.get(page).content.decode()
     assert reader.post(move, {"reason": "x"}).status_code == 403
+
+
+def test_balance_is_a_setting_of_a_deployment_with_bounds(
+    operator: JsonClient, pair: tuple[Replica, Replica]
+) -> None:
+    address = f"/api/v1/deployments/{pair[0].deployment_id}"
+    known = operator.get(address).json()
+    assert (known["balance_sessions"], known["balance_from_percent"], known["balance_gap_percent"]) == (
+        True,
+        90,
+        30,
+    )
+    assert known["balancing_since"] is None
+    change = {"balance_sessions": False, "balance_gap_percent": 20, "generation": known["generation"]}
+    changed = operator.patch(address, change).json()
+    assert (changed["balance_sessions"], changed["balance_gap_percent"]) == (False, 20)
+    wrong = {"balance_from_percent": 1, "generation": changed["generation"]}
+    assert operator.patch(address, wrong).status_code == 400

@@ -11,9 +11,11 @@ from django.urls import reverse
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
+from exaserve_ops.serving.domain.departure import Departure
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.sessions.domain.timeline import TurnMark
 from exaserve_ops.sessions.models import InferenceSession, Relocation
+from exaserve_ops.sessions.services.departures import ask_departure
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.world import make_deployment, make_node
 
@@ -105,3 +107,39 @@ def test_setting_is_changed_with_its_reason_and_says_what_is_wrong(
     Deployment.objects.filter(pk=deployment.pk).update(status="deleting")
     assert "Not done" in operator.post(address, asked, follow=True).content.decode()
     assert viewer.post(address, asked).status_code == 403
+
+
+def test_draining_replica_says_who_is_left_until_when_and_who_was_left_behind(
+    viewer: Client, replicas: list[Replica]
+) -> None:
+    converse(replicas[0], 2, 100)
+    now = clock.now()
+    mine = Replica.objects.filter(pk=replicas[0].pk)
+    mine.update(
+        status="draining",
+        wanted="drain",
+        status_changed_at=now,
+        drain_deadline_at=now + timedelta(seconds=60),
+    )
+    address = reverse("replica_state", args=[replicas[0].pk])
+    page = viewer.get(address).content.decode()
+    until = (now + timedelta(seconds=45)).strftime("%H:%M:%S")
+    assert f"who has not left by {until} UTC is left behind" in page
+    assert "2 of the last ten minutes are here" in page
+    mine.update(handed_over_at=now, left_behind=2)
+    page = viewer.get(address).content.decode()
+    assert "but for 2: their next turns are computed anew elsewhere" in page
+    Node.objects.filter(pk=replicas[0].node_id).update(
+        drain_status="draining", drain_changed_at=now - timedelta(seconds=5), drain_reason="x"
+    )
+    node = viewer.get(reverse("node_drain_state", args=[replicas[0].node_id])).content.decode()
+    assert "2 active sessions to move" in node
+    assert "2 left behind so far" in node
+
+
+def test_replica_that_a_rollout_has_left_says_why(viewer: Client, replicas: list[Replica]) -> None:
+    converse(replicas[0], 1, 100)
+    departure = Departure("release 2 takes its place")
+    ask_departure([replicas[0].pk], departure, actor="controller:rollouts", now=clock.now())
+    page = viewer.get(reverse("replica_state", args=[replicas[0].pk])).content.decode()
+    assert "(release 2 takes its place). First turns go elsewhere." in page
