@@ -13,7 +13,7 @@ from exaserve_ops.rollouts.domain.swarm import ORIGIN, Origin, Peer, Swarm, Swar
 from exaserve_ops.rollouts.domain.swarm_health import Complaint, FeedSeen, Verdicts, corrected, judge
 from exaserve_ops.rollouts.domain.swarm_planning import plan_swarm
 
-HEARD_SECONDS = 2.0
+HEARD_SECONDS = 5.0
 """A node that has told nothing for so long counts as dead; it tells ten times a second."""
 _STEP_SECONDS = 0.25
 _WINDOW_SECONDS = 5.0
@@ -53,7 +53,7 @@ class Director:
     def step(self) -> None:
         """Look once, and tell whoever's parents changed."""
         now = time.monotonic()
-        nodes = [node for node in self._stage.nodes if node.alive and now - node.heard_at < HEARD_SECONDS]
+        nodes = [node for node in self._stage.nodes if now - node.heard_at < HEARD_SECONDS]
         if self.plan is not None:
             self._verdicts = judge(self.plan, self._seen(nodes, now), _complaints(nodes), self._verdicts)
         swarm = self._swarm(nodes)

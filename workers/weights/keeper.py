@@ -273,7 +273,8 @@ class WeightsKeeper:
 
     def _carry_out(self, plan: StorePlan, wanted: Mapping[str, WeightsWanted]) -> bool:
         changed = self._stop_others(plan, wanted)
-        for revision in plan.drop:
+        # Before the first wish is known nobody has said that what is staged is not wanted any more.
+        for revision in plan.drop if self._revision else ():
             logger.info("dropping staged %s: nobody wants it", revision[:19])
             self._inventory.drop_staged(revision)
         if plan.delete_damaged:
