@@ -141,6 +141,7 @@ def describe_heartbeat(encoded: bytes) -> dict[str, Any]:
     return {
         "host": {} if beat.host is None else msgspec.structs.asdict(beat.host),
         "replicas": {seen.replica_id: _describe_replica(seen) for seen in beat.replicas},
+        "weights": None if beat.weights is None else msgspec.to_builtins(beat.weights),
     }
 
 

@@ -18,6 +18,7 @@ from exaserve_ops.api.views.records import EventViewSet, SessionViewSet
 from exaserve_ops.api.views.relocations import RelocationViewSet
 from exaserve_ops.api.views.replicas import ReplicaViewSet
 from exaserve_ops.api.views.rollouts import ReleaseViewSet, RolloutViewSet
+from exaserve_ops.api.views.weights import ModelWeightsViewSet
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
 _router.register("nodes/join-tokens", JoinTokenViewSet, basename="api-join-token")
@@ -39,6 +40,19 @@ _router.register("keys", ApiKeyViewSet, basename="api-key")
 _v1: list[URLPattern | URLResolver] = [
     path("", include(_router.urls)),
     path("capacity/plan", CapacityViewSet.as_view({"post": "plan_for"}), name="api-capacity-plan"),
+    path(
+        "models/<uuid:pk>/weights",
+        ModelWeightsViewSet.as_view({"get": "retrieve", "post": "act"}),
+        name="api-model-weights",
+    ),
+    path(
+        "models/<uuid:pk>/prewarm",
+        ModelWeightsViewSet.as_view({"post": "prewarm", "delete": "end_prewarm"}),
+        name="api-model-prewarm",
+    ),
+    path(
+        "models/<uuid:pk>/storage", ModelWeightsViewSet.as_view({"post": "store"}), name="api-model-storage"
+    ),
     path("agent/join", JoinView.as_view(), name="api-join"),
     path("schema", SchemaView.as_view(), name="api-schema"),
     path("docs", DocsView.as_view(), name="api-docs"),

@@ -54,6 +54,7 @@ RAIL = (
     ),
     RailItem("rollouts", "rollout", "Rollouts", "rollouts.view_rollout", ("rollout",)),
     RailItem("models", "model", "Models", "serving.view_model", ("model", "model_new")),
+    RailItem("weights", "weights", "Weights", "weights.view_nodeweights", ("weights_of_model",)),
     RailItem("capacity", "capacity", "Capacity", "serving.view_model"),
     RailItem("incidents", "alert", "Incidents", "health.view_incident", ("incident",)),
     RailItem("events", "event", "Events", "audit.view_event"),

@@ -22,6 +22,7 @@ from exaserve_ops.dashboard.views import (
     replicas,
     rollouts,
     sessions,
+    weights,
 )
 
 urlpatterns = [
@@ -123,6 +124,13 @@ urlpatterns = [
     path("models", models.models, name="models"),
     path("models/new", models.model_new, name="model_new"),
     path("models/<uuid:model_id>", models.model, name="model"),
+    path("weights", weights.weights, name="weights"),
+    path("weights/now", weights.weights_now, name="weights_now"),
+    path("weights/<uuid:model_id>", weights.weights_of_model, name="weights_of_model"),
+    path("weights/<uuid:model_id>/now", weights.weights_of_model_now, name="weights_of_model_now"),
+    path("weights/<uuid:model_id>/act", weights.weights_act, name="weights_act"),
+    path("weights/<uuid:model_id>/prewarm", weights.weights_prewarm, name="weights_prewarm"),
+    path("weights/<uuid:model_id>/storage", weights.weights_storage, name="weights_storage"),
     path("capacity", capacity.capacity, name="capacity"),
     path("incidents", incidents.incidents, name="incidents"),
     path("incidents/<uuid:incident_id>", incidents.incident, name="incident"),

@@ -105,6 +105,14 @@ _LOOKS = {
         "passed": ("good", "circle"),
         "failed": ("bad", "cross"),
     },
+    "weights": {
+        "absent": ("idle", "ring"),
+        "waiting": ("idle", "half"),
+        "fetching": ("busy", "half"),
+        "paused": ("warn", "bar"),
+        "ready": ("good", "circle"),
+        "failed": ("bad", "cross"),
+    },
     "gate": {
         "open": ("good", "circle"),
         "closed": ("bad", "cross"),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Max, Sum
@@ -10,8 +13,9 @@ from django.db.models import Max, Sum
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.models import Model, ModelManifest, Replica
 from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS
-from exaserve_ops.weights.domain.held import READY, WeightsOnNode
+from exaserve_ops.weights.domain.held import ABSENT, READY, WeightsOnNode
 from exaserve_ops.weights.domain.wanted import REPLICA, Claim, Origin, Revision, WantedWeights, combine_claims
+from exaserve_ops.weights.models import NodeWeights, PrewarmPolicy, WeightsClaim
 from exaserve_ops.weights.selectors import claims_by_node, weights_on
 
 FOLDER = "folder"
@@ -29,6 +33,112 @@ def model_weights_on(model_id: UUID, node_ids: Collection[UUID]) -> dict[UUID, W
         )
         return dict.fromkeys(node_ids, in_place)
     return weights_on(model.digest, node_ids)
+
+
+LiveNodes = Callable[[Collection[str]], Mapping[str, Mapping[str, Any]]]
+"""Newest telemetry of nodes, by id; without those that have reported nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A model's weights on one node, as recorded, with what its last heartbeat says of speed."""
+
+    node_id: UUID
+    name: str
+    simulated: bool
+    state: str = ABSENT
+    reason: str = ""
+    have_bytes: int = 0
+    total_bytes: int = 0
+    bytes_per_second: float = 0.0
+    eta_seconds: float | None = None
+    in_use: bool = False
+    damaged_pieces: int = 0
+    owners: tuple[str, ...] = ()
+    paused: bool = False
+    sources: Mapping[str, int] = field(default_factory=dict)
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWeights:
+    """A model's weights on all nodes in service."""
+
+    model: UUID
+    revision: str
+    manifest_digest: str
+    storage: str
+    origins: tuple[Origin, ...]
+    policy: PrewarmPolicy | None
+    nodes: tuple[NodeRow, ...]
+
+
+def model_weights(model: Model, live: LiveNodes) -> ModelWeights:
+    """How a model's weights stand on every node in service, by name."""
+    manifest = ModelManifest.objects.filter(model=model).values_list("digest", flat=True).first()
+    return ModelWeights(
+        model=model.pk,
+        revision=model.digest,
+        manifest_digest=manifest or "",
+        storage=model.storage,
+        origins=origins_of(model),
+        policy=PrewarmPolicy.objects.filter(revision=model.digest).first(),
+        nodes=_node_rows(model.digest, live),
+    )
+
+
+def _node_rows(revision: str, live: LiveNodes) -> tuple[NodeRow, ...]:
+    recorded = {row.node_id: row for row in NodeWeights.objects.filter(revision=revision)}
+    claims: dict[UUID, list[tuple[str, bool]]] = {}
+    rows = WeightsClaim.objects.filter(revision=revision).order_by("owner")
+    for node_id, owner, paused in rows.values_list("node", "owner", "paused"):
+        claims.setdefault(node_id, []).append((owner, paused))
+    moving = [str(node_id) for node_id, row in recorded.items() if row.state != READY]
+    speeds = {node_id: _live_of(revision, told) for node_id, told in live(moving).items()}
+    nodes = nodes_in_service().order_by("name").values_list("pk", "name", "simulated")
+    return tuple(
+        _node_row(NodeRow(pk, name, simulated), recorded.get(pk), claims.get(pk, ()), speeds.get(str(pk), {}))
+        for pk, name, simulated in nodes
+    )
+
+
+def _node_row(
+    row: NodeRow, known: NodeWeights | None, claims: Sequence[tuple[str, bool]], now: Mapping[str, Any]
+) -> NodeRow:
+    claimed = replace(
+        row,
+        owners=tuple(owner for owner, _ in claims),
+        paused=bool(claims) and all(paused for _, paused in claims),
+    )
+    if known is None:
+        return claimed
+    return replace(
+        claimed,
+        state=known.state,
+        reason=known.reason or str(now.get("reason", "")),
+        have_bytes=int(now.get("have_bytes", known.have_bytes)),
+        total_bytes=known.total_bytes,
+        bytes_per_second=float(now.get("bytes_per_second", 0.0)),
+        eta_seconds=now.get("eta_seconds"),
+        in_use=known.in_use,
+        damaged_pieces=known.damaged_pieces,
+        sources=_sources(known, now),
+        since=known.since,
+    )
+
+
+def _live_of(revision: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    held = (told.get("weights") or {}).get("held", ())
+    return next((one for one in held if one.get("revision") == revision), {})
+
+
+def _sources(known: NodeWeights, now: Mapping[str, Any]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for source in now.get("sources", ()):
+        counts[f"{source['kind']} {source.get('name', '')}".strip()] = int(source["bytes"])
+    if not counts:
+        counts = {f"{kind} {name}".strip(): int(count) for kind, name, count in known.sources}
+    return counts
 
 
 def origins_of(model: Model) -> tuple[Origin, ...]:

@@ -1,0 +1,174 @@
+"""Weights on nodes' disks: all models, one model node by node, and its buttons."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from django.contrib import messages
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404, redirect, render
+from django.views.decorators.http import require_POST, require_safe
+
+from exaserve_ops.dashboard.access import actor_of, requires
+from exaserve_ops.dashboard.ports import live_reader
+from exaserve_ops.dashboard.reading import history_of
+from exaserve_ops.dashboard.weights import picture_of, policy_words
+from exaserve_ops.dashboard.weights_forms import PrewarmForm, StorageForm, initial_of
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.lib import clock
+from exaserve_ops.lib.errors import OpsError
+from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.selectors.weights import model_weights
+from exaserve_ops.serving.services.weights import (
+    change_storage,
+    end_prewarm,
+    pause_weights,
+    release_weights,
+    set_prewarm,
+    want_weights,
+)
+from exaserve_ops.weights.domain.wanted import PERSON
+from exaserve_ops.weights.models import NodeStore
+
+
+@require_safe
+@requires("weights.view_nodeweights")
+def weights(request: HttpRequest) -> HttpResponse:
+    """Show which node has which model on its disk, and how full the disks are."""
+    return render(request, "weights/list.html", {"title": "Weights", **_all()})
+
+
+@require_safe
+@requires("weights.view_nodeweights")
+def weights_now(request: HttpRequest) -> HttpResponse:
+    """Show the same again, for the page that is open."""
+    return render(request, "weights/now.html", _all())
+
+
+def _all() -> dict[str, Any]:
+    reader = live_reader()
+    models = []
+    for model in Model.objects.filter(manifest__isnull=False).order_by("name"):
+        found = model_weights(model, reader.read_nodes)
+        models.append((model, picture_of(found.nodes), policy_words(found.policy), found.policy))
+    stores = NodeStore.objects.select_related("node").order_by("node__name")
+    return {"models": models, "stores": stores}
+
+
+@require_safe
+@requires("weights.view_nodeweights")
+def weights_of_model(request: HttpRequest, model_id: UUID) -> HttpResponse:
+    """Show one model node by node, with its rules."""
+    context = _one(model_id)
+    found = context["found"]
+    told = [f"{o.kind} {o.location} {o.secret}".rstrip() for o in found.origins]
+    storage = {"storage": found.storage, "origins": "\n".join(told)}
+    context |= {
+        "title": f"Weights of {context['model'].name}",
+        "policy_words": policy_words(found.policy),
+        "prewarm_form": PrewarmForm(initial=initial_of(found.policy)),
+        "storage_form": StorageForm(initial=storage),
+        "events": history_of("model", model_id),
+    }
+    return render(request, "weights/page.html", context)
+
+
+@require_safe
+@requires("weights.view_nodeweights")
+def weights_of_model_now(request: HttpRequest, model_id: UUID) -> HttpResponse:
+    """Show its nodes again, for the page that is open."""
+    return render(request, "weights/nodes.html", _one(model_id))
+
+
+def _one(model_id: UUID) -> dict[str, Any]:
+    model = get_object_or_404(Model, pk=model_id)
+    found = model_weights(model, live_reader().read_nodes)
+    return {"model": model, "found": found, "picture": picture_of(found.nodes)}
+
+
+@require_POST
+@requires("weights.add_weightsclaim")
+def weights_act(request: HttpRequest, model_id: UUID) -> HttpResponse:
+    """Want a model on nodes by hand, give that back, pause it or go on: `act`, `nodes`, `reason`."""
+    act, names = request.POST.get("act", ""), request.POST.get("nodes", "").split()
+    nodes = Node.objects.filter(name__in=names)
+    missing = sorted(set(names) - {node.name for node in nodes})
+    reason = request.POST.get("reason", "").strip()
+    if not reason or missing or not names:
+        told = "Say why." if not reason else f"No node is named {', '.join(missing) or 'so'}."
+        messages.error(request, f"Not done: {told}")
+        return redirect("weights_of_model", model_id)
+    try:
+        count = _act(model_id, act, [node.pk for node in nodes], actor=actor_of(request), reason=reason)
+    except OpsError as error:
+        messages.error(request, f"Not done: {error}.")
+    else:
+        messages.success(request, f"Done on {count} of {len(names)} nodes; the others were so already.")
+    return redirect("weights_of_model", model_id)
+
+
+def _act(model_id: UUID, act: str, node_ids: list[UUID], *, actor: str, reason: str) -> int:
+    now = clock.now()
+    if act == "want":
+        return want_weights(model_id, node_ids, owner=PERSON, actor=actor, now=now, reason=reason)
+    if act == "release":
+        return release_weights(model_id, owner=PERSON, actor=actor, now=now, node_ids=node_ids, reason=reason)
+    return pause_weights(
+        model_id,
+        owner=PERSON,
+        paused=act == "pause",
+        actor=actor,
+        now=now,
+        node_ids=node_ids,
+        reason=reason,
+    )
+
+
+@require_POST
+@requires("weights.change_prewarmpolicy")
+def weights_prewarm(request: HttpRequest, model_id: UUID) -> HttpResponse:
+    """Fetch a model ahead by these rules, or no more (`act` is `end`)."""
+    model = get_object_or_404(Model, pk=model_id)
+    actor, now = actor_of(request), clock.now()
+    if request.POST.get("act") == "end":
+        end_prewarm(model_id, actor=actor, now=now, reason=request.POST.get("reason", "").strip())
+        messages.success(request, f"{model.name} is not fetched ahead any more.")
+        return redirect("weights_of_model", model_id)
+    form = PrewarmForm(request.POST)
+    if not form.is_valid():
+        return _wrong(request, model_id, form.errors.as_text())
+    try:
+        rules = form.rules(model.digest)
+        set_prewarm(model_id, rules, actor=actor, now=now, reason=form.cleaned_data["reason"])
+    except OpsError as error:
+        return _wrong(request, model_id, str(error))
+    messages.success(request, f"{model.name} is fetched ahead by these rules from now on.")
+    return redirect("weights_of_model", model_id)
+
+
+@require_POST
+@requires("serving.change_model")
+def weights_storage(request: HttpRequest, model_id: UUID) -> HttpResponse:
+    """Say what replicas start from, and where nodes fetch it."""
+    form = StorageForm(request.POST)
+    if not form.is_valid():
+        return _wrong(request, model_id, form.errors.as_text())
+    try:
+        model = change_storage(
+            model_id,
+            storage=form.cleaned_data["storage"],
+            origins=form.cleaned_data["origins"],
+            actor=actor_of(request),
+            now=clock.now(),
+            reason=form.cleaned_data["reason"],
+        )
+    except OpsError as error:
+        return _wrong(request, model_id, str(error))
+    messages.success(request, f"Replicas of {model.name} start from {model.get_storage_display()}.")
+    return redirect("weights_of_model", model_id)
+
+
+def _wrong(request: HttpRequest, model_id: UUID, told: str) -> HttpResponse:
+    messages.error(request, f"Not done: {told}.")
+    return redirect("weights_of_model", model_id)

@@ -1,0 +1,99 @@
+"""What the weights pages show: cells of nodes, where bytes came from, and rules in words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from exaserve_ops.dashboard.wording import byte_size
+from exaserve_ops.serving.selectors.weights import NodeRow
+from exaserve_ops.weights.domain.held import ABSENT, FAILED, READY
+from exaserve_ops.weights.domain.prewarm import MINUTES_OF_A_DAY
+from exaserve_ops.weights.models import PrewarmPolicy
+
+COLUMNS = 32
+_CELL = 11
+_PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One node in the picture of a model."""
+
+    x: int
+    y: int
+    state: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All nodes of a model, in rows."""
+
+    cells: tuple[Cell, ...]
+    width: int
+    height: int
+    ready: int
+    wanted: int
+    failed: int
+    origin_bytes: int
+    peer_bytes: int
+
+
+def picture_of(rows: Sequence[NodeRow]) -> Picture:
+    """Lay out the cells, and count."""
+    cells = tuple(
+        Cell(index % COLUMNS * _CELL, index // COLUMNS * _CELL, row.state, _words(row))
+        for index, row in enumerate(rows)
+    )
+    peers, origins = _by_distance(row.sources for row in rows)
+    return Picture(
+        cells,
+        width=min(len(rows), COLUMNS) * _CELL,
+        height=-(-len(rows) // COLUMNS) * _CELL,
+        ready=sum(row.state == READY for row in rows),
+        wanted=sum(row.state != ABSENT or bool(row.owners) for row in rows),
+        failed=sum(row.state == FAILED for row in rows),
+        origin_bytes=origins,
+        peer_bytes=peers,
+    )
+
+
+def _by_distance(mixes: Iterable[Mapping[str, int]]) -> tuple[int, int]:
+    """Bytes from peers, and from origins."""
+    peers = origins = 0
+    for mix in mixes:
+        for source, count in mix.items():
+            if source.partition(" ")[0] == _PEER:
+                peers += count
+            else:
+                origins += count
+    return peers, origins
+
+
+def _words(row: NodeRow) -> str:
+    if row.state == READY:
+        return f"{row.name}: ready, {byte_size(row.total_bytes)}"
+    if row.total_bytes and row.have_bytes:
+        return f"{row.name}: {row.state}, {byte_size(row.have_bytes)} of {byte_size(row.total_bytes)}"
+    return f"{row.name}: {row.state}"
+
+
+def policy_words(policy: PrewarmPolicy | None) -> str:
+    """Say when and where a model is fetched ahead."""
+    if policy is None:
+        return "not fetched ahead"
+    named = len(policy.node_names)
+    where = f"{named} node{'' if named == 1 else 's'}" if named else "every node"
+    always = policy.from_minute == 0 and policy.until_minute == MINUTES_OF_A_DAY
+    when = (
+        "at any hour" if always else f"{clock_of(policy.from_minute)} to {clock_of(policy.until_minute)} UTC"
+    )
+    cap = f", {byte_size(policy.bytes_per_second)}/s each" if policy.bytes_per_second else ""
+    busy = f"{policy.busiest_ratio:.0%}"
+    return f"{where}, {when}, up to {busy} busy, {policy.at_once} at once{cap}"
+
+
+def clock_of(minute: int) -> str:
+    """A minute of the day as people write it."""
+    return f"{minute // 60:02}:{minute % 60:02}"
