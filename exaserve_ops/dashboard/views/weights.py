@@ -28,6 +28,7 @@ from exaserve_ops.serving.services.weights import (
     set_prewarm,
     want_weights,
 )
+from exaserve_ops.weights.domain.held import ABSENT
 from exaserve_ops.weights.domain.wanted import PERSON
 from exaserve_ops.weights.models import NodeStore
 
@@ -84,7 +85,14 @@ def weights_of_model_now(request: HttpRequest, model_id: UUID) -> HttpResponse:
 def _one(model_id: UUID) -> dict[str, Any]:
     model = get_object_or_404(Model, pk=model_id)
     found = model_weights(model, live_reader().read_nodes)
-    return {"model": model, "found": found, "picture": picture_of(found.nodes)}
+    rows = [row for row in found.nodes if row.owners or row.state != ABSENT]
+    return {
+        "model": model,
+        "found": found,
+        "picture": picture_of(found.nodes),
+        "rows": rows,
+        "others": len(found.nodes) - len(rows),
+    }
 
 
 @require_POST
