@@ -34,7 +34,8 @@ def stores(tmp_path: Path, weights: Weights) -> Iterator[list[Store]]:
 
 
 def parent(stores: list[Store], number: int) -> SwarmParent:
-    return SwarmParent(node_id=f"n{number}", host="127.0.0.1", port=stores[number].keeper.report().piece_port)
+    port = wait_for(lambda: stores[number].keeper.report().piece_port, "its port")
+    return SwarmParent(node_id=f"n{number}", host="127.0.0.1", port=port)
 
 
 def order(*stripes: tuple[SwarmParent, ...], key: str = KEY) -> SwarmOrder:

@@ -383,7 +383,7 @@ def test_what_touched_weights_since_is_found_before_they_are_used(store: Store) 
     assert "touched" in verdict.reason
     wait_for(lambda: store.keeper.verdict(weights.revision).folder, "it to be mended")
     assert store.is_right(weights)
-    assert getattr(store.held(weights), "damaged_pieces", 0) >= 1
+    wait_for(lambda: getattr(store.held(weights), "damaged_pieces", 0) >= 1, "the damage to be told")
     assert [p.name for p in (store.shelf.root / "damaged").iterdir()], "kept for whoever wants to know why"
 
 
