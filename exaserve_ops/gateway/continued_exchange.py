@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from http import HTTPStatus
 
 from exaserve_ops.gateway import refusals
@@ -10,18 +11,22 @@ from exaserve_ops.gateway.continuation import Continuation
 from exaserve_ops.gateway.exchange import FIRST_SERVER_ERROR_STATUS, Exchange
 from exaserve_ops.gateway.fleet import ReplicaSlot
 from exaserve_ops.gateway.framing import CloseFrame, Frame
+from exaserve_ops.gateway.phases import Phase
 from exaserve_ops.gateway.refusals import Refusal
 from exaserve_ops.gateway.requests import Request, RoutedFields
-from exaserve_ops.gateway.router import CONTINUED, Route
+from exaserve_ops.gateway.router import CONTINUED, Obstacle, Route
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import AnswerHead
 from exaserve_ops.routing.domain import markdown
+
+_PASSING = frozenset({refusals.NOTHING_SERVES, refusals.UNREACHABLE, refusals.OVERLOADED})
+"""What may be over in a moment."""
 
 
 class ContinuedExchange(Exchange):
     """Up to the first break like any other; then it goes on from routing with what is missing."""
 
-    __slots__ = ("_kept",)
+    __slots__ = ("_kept", "_left")
     takes_whole = False  # what answers may be the wrong thing to go on with
 
     def __init__(
@@ -36,6 +41,7 @@ class ContinuedExchange(Exchange):
     ) -> None:
         super().__init__(shared, client, request, fields, answer_line=answer_line)
         self._kept = kept
+        self._left: tuple[ReplicaSlot, ...] = ()
 
     @property
     def _is_continuing(self) -> bool:
@@ -90,6 +96,7 @@ class ContinuedExchange(Exchange):
             slot.mark = note(slot.mark, now)
         self._kept.begin_next(slot.name)
         self._account.continued_from = (*self._account.continued_from, slot.name)
+        self._left = (*self._left, slot)
         if self._upstream is not None:
             self._upstream.abort()
             self._upstream = None
@@ -100,16 +107,31 @@ class ContinuedExchange(Exchange):
     def _fail(self, refusal: Refusal, reason: str = "") -> None:
         if not self._is_continuing:
             super()._fail(refusal, reason)
-            return
-        self._kept.give_up(refusal.code)
-        self._break_off(reason or refusal.code)
+        elif refusal in _PASSING and not self._shared.is_draining:
+            self._wait(self._obstacle)
+        else:
+            self._give_up_continuing(refusal.code, reason)
+
+    def _wait(self, obstacle: Obstacle) -> None:
+        """A part is worth more patience than nothing: who could not be reached is tried again, too."""
+        if self._is_continuing:
+            self._ask.tried = self._left
+            self._attempts_left = self._shared.settings.attempts
+            self._wait_until_seconds = math.inf  # the deadline of a continuation ends it
+        super()._wait(obstacle)
+
+    def _give_up_continuing(self, code: str, reason: str = "") -> None:
+        self._kept.give_up(code)
+        self._break_off(reason or code)
 
     def sweep(self, now: float) -> None:
         """End what has waited for too long, for the next replica too."""
-        if self._kept.is_overdue(now):
-            self._fail(refusals.UPSTREAM_LATE)
-        else:
+        if not self._kept.is_overdue(now):
             super().sweep(now)
+        elif self._phase is Phase.WAITING:
+            self._give_up_continuing(self._obstacle.value.code)
+        else:
+            self._give_up_continuing(refusals.UPSTREAM_LATE.code)
 
     def _end(self, outcome: str) -> None:
         self._kept.close()

@@ -17,6 +17,7 @@ from tests.fakes.upstream import (
     STREAM_HEAD,
     Answer,
     Received,
+    StubEngine,
     chunk,
     event,
     never,
@@ -310,11 +311,25 @@ async def test_stream_that_breaks_again_and_again_is_given_up(world: World) -> N
 
 
 async def test_stream_without_another_replica_ends_with_one_error(world: World) -> None:
-    gateway = await two(world, TokenEngine("a", cuts=[600]), wait_seconds=0.2)
+    gateway = await two(world, TokenEngine("a", cuts=[600]), continuation_seconds=0.5)
     reply = await gateway.ask(CHAT, headers=CONTINUE)
     assert "not continued: no_replica_reachable" in error_of(reply)["message"]
     assert len(world.engines[0].requests) == 1, "never the same replica"
     await eventually(lambda: nothing_is_left(gateway))
+
+
+async def test_stream_waits_for_a_replica_that_cannot_be_reached_for_a_moment(world: World) -> None:
+    late = await StubEngine(TokenEngine("b")).start()
+    await late.stop()
+    gateway = await two(world, TokenEngine("a", cuts=[600]))
+    world.put("late", late.port, node_id="late")
+    await eventually(lambda: len(gateway.shared.fleet.slots()) == 2)
+    wire = await gateway.send(request_bytes(CHAT, headers=CONTINUE))
+    await eventually(lambda: gateway.shared.counters.retries > gateway.shared.settings.attempts)
+    world.engines.append(await late.start(late.port))
+    assert text_of(events_of(await wire.reply())) == b"".join(PIECES).decode()
+    assert gateway.shared.counters.continuations == {"begun": 1, "resumed": 1}
+    wire.close()
 
 
 async def test_longer_stream_than_is_kept_is_not_continued_and_says_so(world: World) -> None:
