@@ -172,8 +172,8 @@ class SessionMoves:
         }
         view = self._state.node(order.source_node_id)
         if move.estimate.way == RECOMPUTE or view.liveness == DEAD:
-            facts["way"] = RECOMPUTE
-            if self._advance(row, "skip_sending", "the target computes it again", **facts):
+            facts["way"], row.reason = RECOMPUTE, "the target computes it again"
+            if self._advance(row, "skip_sending", row.reason, **facts):
                 row.owner_epoch, row.turns = pin.owner_epoch, pin.turns
                 self._switch(row)
             return True
