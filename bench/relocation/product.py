@@ -218,8 +218,14 @@ class _Life:
             print(f"{self._tally.moves} moves of the whole fleet", file=sys.stderr)
         if self._drawn.random() < self._plan.kill_ratio:
             await asyncio.sleep(self._drawn.uniform(0, _KILL_WITHIN_SECONDS))
-            await self._fleet.kill(self._drawn.choice(VICTIMS), move)
+            await self._fleet.kill(self._rarest_victim(), move)
         await self._until_over(move["id"])
+
+    def _rarest_victim(self) -> str:
+        """One of those that died least often, so that a short run kills each of them."""
+        deaths = self._tally.deaths
+        least = min(deaths[name] for name in VICTIMS)
+        return self._drawn.choice([name for name in VICTIMS if deaths[name] == least])
 
     async def _ask_move(self) -> tuple[int, Any]:
         """Ask for a move once the record has the session."""
