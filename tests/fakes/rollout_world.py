@@ -63,11 +63,6 @@ class Copy:
     machine: Machine | None
     born_seconds: int
     replaces: str = ""
-    place: str = ""
-    """The one whose place it has in the end: of a chain of replacements the first."""
-    was_ready: bool = False
-    was_taken: bool = False
-    """It was let go while it served."""
     status: str = "pending"
     wanted: bool = True
     rolls_to: str = ""
@@ -97,6 +92,8 @@ class RolloutWorld:
     waits_for: str = ""
     touched: dict[int, set[str]] = field(default_factory=dict)
     """Failure domains in which replicas of the old release were let go, by wave."""
+    most_missing: int = 0
+    """By the rollout's own doing, on top of what was missing then."""
     lost_reports_until: int = 0
     _load: Counter[Machine] = field(default_factory=Counter)
     _requests: dict[str, int] = field(default_factory=lambda: {OLD: 0, NEW: 0})
@@ -110,7 +107,7 @@ class RolloutWorld:
         for index in range(self.wanted):
             copy = self._make(OLD)
             copy.machine = self.machines[index % len(self.machines)]
-            copy.status, copy.was_ready = "ready", True
+            copy.status = "ready"
         planned = plan_waves(self._candidates(), self.policy)
         if not (self.surge and self._has_room()):
             self.unavailable = max(1, self.unavailable)
@@ -153,7 +150,7 @@ class RolloutWorld:
         if copy.release == NEW and self.shown == "crash" and age >= FAIL_SECONDS:
             copy.status, copy.failed_at = "failed", copy.failed_at or self.now
         elif age >= LOAD_SECONDS * (4 if machine.slow else 1):
-            copy.status, copy.was_ready = "ready", True
+            copy.status = "ready"
         else:
             copy.status = "loading"
 
@@ -225,14 +222,11 @@ class RolloutWorld:
     def _make(self, release: str, replaces: str = "") -> Copy:
         self._made += 1
         name = f"r{self._made:06}"
-        place = self.copies[replaces].place if replaces else name
-        copy = Copy(name, release, None, self.now_seconds, replaces, place)
+        copy = Copy(name, release, None, self.now_seconds, replaces)
         self.copies[copy.id] = copy
         return copy
 
     def let_go(self, copy: Copy) -> None:
-        # Who served nobody is missed by nobody.
-        copy.was_taken = copy.status == "ready" and copy.machine is not None and copy.machine.alive
         copy.wanted, copy.ends_seconds = False, self.now_seconds + END_SECONDS
         if copy.machine is None:
             copy.status = "stopped"
@@ -255,10 +249,20 @@ class RolloutWorld:
         """One look; a controller that dies carries out only the first actions."""
         if self.now_seconds < self.lost_reports_until:
             return
-        for count, action in enumerate(decide(self.view(), self.now)):
+        view = self.view()
+        for count, action in enumerate(decide(view, self.now)):
             if count == dies_after:
                 return
+            if isinstance(action, Roll) and action.in_place:
+                self._count_taken(view, action)
             self._take(action)
+
+    def _count_taken(self, view: RolloutView, action: Roll) -> None:
+        """How many are missing once these have gone, by whatever cause: a rollout adds to it only so far."""
+        serving = [seat for seat in view.seats if seat.is_ready and seat.serves]
+        taken = sum(seat.in_place or seat.replica_id in action.replica_ids for seat in serving)
+        if taken:
+            self.most_missing = max(self.most_missing, view.missing + taken)
 
     def view(self) -> RolloutView:
         wave = next((w for w in self.waves if w.status != states.PASSED), None)
@@ -369,14 +373,6 @@ class RolloutWorld:
     # -- what must hold --------------------------------------------------------------------------------
     def releases(self) -> Counter[str]:
         return Counter(c.release for c in self.copies.values() if c.wanted and c.status != "stopped")
-
-    def taken_away(self) -> int:
-        """Replicas that the rollout itself made absent: let go while they served, with nobody there since."""
-        back = {c.place for c in self.copies.values() if c.release != OLD and c.was_ready}
-        if self.status == states.ROLLING_BACK:
-            return 0
-        gone = (c for c in self.copies.values() if c.release == OLD and not c.wanted and c.in_place)
-        return sum(c.was_taken and c.place not in back for c in gone)
 
     def picture(self) -> str:
         waves = [(w.number, w.status, w.domain, w.planned, w.mode) for w in self.waves]

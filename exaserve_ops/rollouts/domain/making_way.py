@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from exaserve_ops.rollouts.domain.actions import Action, Leave, LetGo, Roll, Wait
+from exaserve_ops.rollouts.domain.actions import Action, Leave, LetGo, Roll, Stay, Wait
 from exaserve_ops.rollouts.domain.view import IN_PLACE, RolloutView, Seat
 
 
@@ -34,9 +34,9 @@ def make_way(view: RolloutView, members: Sequence[Seat], direction: Direction, n
     idle = [s for s in left if not s.is_ready and not s.rolls_to]
     actions: list[Action] = []
     if idle:
-        # Who serves nobody need not wait for anybody.
+        # Who serves nobody goes at once. Not in place: one that answers again meanwhile is not taken away.
         ids = tuple(s.replica_id for s in idle)
-        actions.append(Roll(ids, direction.target, in_place=True, why=f"make way for {direction.name}"))
+        actions.append(Roll(ids, direction.target, in_place=False, why=f"make way for {direction.name}"))
     serving = [s for s in left if s.is_ready or s.rolls_to]
     step = _in_place if direction.mode == IN_PLACE else _surge
     return [*actions, *step(view, serving, direction, now)]
@@ -62,8 +62,14 @@ def _surge(view: RolloutView, members: list[Seat], direction: Direction, now: da
 
 
 def _in_place(view: RolloutView, members: list[Seat], direction: Direction, now: datetime) -> list[Action]:
+    back = [s for s in members if s.is_ready and s.rolls_to and not s.in_place and s.leaving_since is None]
+    if back:
+        return [Stay(_ids(back), "it answers again, and waits for its turn")]
     leaving = [s for s in members if s.leaving_since is not None or s.rolls_to]
     due = [s for s in leaving if not s.rolls_to and _has_left(s, view, now)]
+    # Counted again: one whose node was away while its sessions left may be back.
+    standing_by = [s for s in due if not (s.is_ready and s.serves)]
+    due = standing_by + [s for s in due if s.is_ready and s.serves][: max(0, view.unavailable - view.missing)]
     # What is missing by whatever cause counts: a rollout takes nobody away while others are missing.
     room = view.unavailable - view.missing - sum(s.is_ready and s.serves for s in leaving)
     actions: list[Action] = []
