@@ -55,7 +55,9 @@ def test_prompts_find_more_in_cache_where_replicas_tell_what_they_evicted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     ours, untold = "exaserve", "exaserve, told of no evictions"
-    told = run(capsys, "--kv-blocks", "100", "--policy", ours, "--policy", untold)["policies"]
+    told = run(capsys, "--limit", "1200", "--kv-blocks", "100", "--policy", ours, "--policy", untold)[
+        "policies"
+    ]
     assert told[ours]["goodput_ratio"] >= told[untold]["goodput_ratio"]
     assert told[ours]["short_ttft_p99_seconds"] < told[untold]["short_ttft_p99_seconds"]
 
