@@ -36,7 +36,11 @@ def claim_weights(
 
     Claiming again changes nothing but the speed, and goes on with what was paused. Returns how many nodes
     are new to this owner. Who claims says so in an event of its own; this records none.
+    Raises `InvalidInputError` for a speed that no fetch could keep.
     """
+    if 0 < bytes_per_second < SLOWEST_BYTES_PER_SECOND:
+        told = f"must be 0, or at least {SLOWEST_BYTES_PER_SECOND:,}"
+        raise InvalidInputError("bytes_per_second", told)
     before = WeightsClaim.objects.filter(revision=revision, owner=owner).count()
     WeightsClaim.objects.bulk_create(
         [

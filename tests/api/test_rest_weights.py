@@ -44,6 +44,8 @@ def test_weights_are_asked_for_paused_and_given_back_by_hand(
     operator.post(f"{address}/weights", wish | {"action": "release"})
     assert not WeightsClaim.objects.exists()
     assert operator.post(f"{address}/weights", wish | {"action": "steal"}).status_code == 400
+    crawl = wish | {"action": "want", "bytes_per_second": 1000}
+    assert operator.post(f"{address}/weights", crawl).status_code == 400
     unknown = operator.post(f"{address}/weights", wish | {"action": "want", "nodes": [str(Model().pk)]})
     assert unknown.status_code == 409
 
