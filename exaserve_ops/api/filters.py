@@ -27,6 +27,7 @@ from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.serving.models import Model as ServedModel
 from exaserve_ops.sessions.domain.moves import RELOCATION
+from exaserve_ops.sessions.domain.relocation import TRIGGERS
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 
 
@@ -205,11 +206,12 @@ class RelocationFilter(filters.FilterSet):  # type: ignore[misc]  # django_filte
     source = filters.UUIDFilter(field_name="source_id")
     target = filters.UUIDFilter(field_name="target_id")
     status = filters.MultipleChoiceFilter(choices=RELOCATION.choices)
+    trigger = filters.MultipleChoiceFilter(choices=[(name, name) for name in TRIGGERS])
     since = filters.IsoDateTimeFilter(field_name="created_at", lookup_expr="gte")
 
     class Meta:
         model = Relocation
-        fields: ClassVar[list[str]] = ["session", "source", "target", "status", "way"]
+        fields: ClassVar[list[str]] = ["session", "source", "target", "status", "trigger", "way"]
 
 
 class ReleaseFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

@@ -143,12 +143,16 @@ class BalanceForm(forms.Form):
 
     balance_sessions = forms.BooleanField(required=False)
     balance_from_percent = forms.IntegerField(
-        min_value=BOUNDS["balance_from_percent"][0], max_value=BOUNDS["balance_from_percent"][1]
+        label="How full",
+        min_value=BOUNDS["balance_from_percent"][0],
+        max_value=BOUNDS["balance_from_percent"][1],
     )
     balance_gap_percent = forms.IntegerField(
-        min_value=BOUNDS["balance_gap_percent"][0], max_value=BOUNDS["balance_gap_percent"][1]
+        label="Points less",
+        min_value=BOUNDS["balance_gap_percent"][0],
+        max_value=BOUNDS["balance_gap_percent"][1],
     )
-    reason = forms.CharField(max_length=300)
+    reason = forms.CharField(max_length=300, label="Why")
 
 
 class ScaleForm(forms.Form):
@@ -217,6 +221,7 @@ class ApiKeyForm(forms.Form):
         initial=INTERACTIVE,
         required=False,
         label="Traffic",
+        help_text="Batch requests use only replicas that have room to spare, and may wait up to a minute.",
     )
 
 

@@ -17,6 +17,7 @@ from exaserve_ops.routing.domain.records import BATCH, LONG_CONTEXT, KeyRecord
 _BEARER = b"bearer "
 _BATCH = BATCH.encode()
 _LONG_CONTEXT = LONG_CONTEXT.encode()
+_CLASSES = frozenset({b"interactive", _BATCH, _LONG_CONTEXT})
 
 
 class Access(enum.Enum):
@@ -87,6 +88,7 @@ class Admission:
             self._check_message(request)
             or self._check_access(request, is_loopback=is_loopback)
             or self._check_session(request)
+            or self._check_class(request)
             or self._check_continuation(request)
         )
 
@@ -153,6 +155,7 @@ class Admission:
     def _take_key(self, request: Request, key: KeyRecord, asked_class: bytes) -> None:
         """A caller may ask for less than its key is given, never for more."""
         request.key = key
+        asked_class = asked_class.lower()
         request.is_batch = key.traffic_class == BATCH or asked_class == _BATCH
         request.is_long = asked_class == _LONG_CONTEXT
 
@@ -167,6 +170,11 @@ class Admission:
             request.session_id = given.decode()
             return None
         return None
+
+    def _check_class(self, request: Request) -> Refusal | None:
+        """A misspelt class must not have batch work pass for somebody's who waits for it."""
+        given = request.known.get(headers.TRAFFIC_CLASS, b"interactive")
+        return None if given.lower() in _CLASSES else refusals.BAD_CLASS
 
     def _check_continuation(self, request: Request) -> Refusal | None:
         given = request.known.get(headers.CONTINUE)

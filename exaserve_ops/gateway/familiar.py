@@ -115,6 +115,7 @@ class FamiliarHeads:
             and request.version == "1.1"
             and _LENGTH in places
             and (not session_header or session_header in places)
+            and (_REQUEST_ID in places or _REQUEST_ID not in known)
         )
         if not is_plain:
             return None

@@ -57,6 +57,7 @@ _MOST_ROLES = 1024
 """Clients choose names, so what is remembered of them is bounded."""
 
 _SESSION_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
+_HEADER_NAME = re.compile(rb"[a-z0-9!#$%&'*+.^_`|~-]+")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 STATUS_LINES = {
@@ -95,6 +96,12 @@ class Roles(dict[bytes, Role]):
 def is_session_id(value: bytes) -> bool:
     """Whether a session id may be used as part of a key and in logs."""
     return _SESSION_ID.fullmatch(value) is not None
+
+
+def may_name_session(name: bytes) -> bool:
+    """Whether a header may carry session ids: it is one, in lower case, that says nothing else here."""
+    is_taken = name in _UNDERSTOOD or name in _NOT_TO_ENGINE or name.startswith(_DROPPED_PREFIXES)
+    return _HEADER_NAME.fullmatch(name) is not None and not is_taken
 
 
 def is_request_id(value: bytes) -> bool:

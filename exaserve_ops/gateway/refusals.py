@@ -71,6 +71,9 @@ NO_KEY = Refusal(401, "missing_api_key", "Send your API key in the header: Autho
 BAD_KEY = Refusal(401, "invalid_api_key", "This API key is not valid.")
 KEYS_UNKNOWN = Refusal(503, "keys_not_loaded", "API keys cannot be checked yet; try again shortly.", 2)
 BAD_CONTINUE = Refusal(400, "invalid_continue_header", "x-continue-stream must be true or false.")
+BAD_CLASS = Refusal(
+    400, "invalid_traffic_class", "x-traffic-class must be interactive, batch or long-context."
+)
 BAD_SESSION = Refusal(400, "invalid_session_id", "A session id must be 1 to 128 of A-Z a-z 0-9 . _ : -")
 BAD_JSON = Refusal(400, "invalid_json", "The body is not valid JSON.")
 NOTHING_SERVES = Refusal(503, "no_replica", "No replica serves this model at present.", 5)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
+from exaserve_ops.gateway.headers import may_name_session
 
 PREFIX = "EXAOPS_GATEWAY_"
 
@@ -114,9 +115,14 @@ def read_settings(environment: Mapping[str, str]) -> GatewaySettings:
         raise SettingsError("REDIS_URL is not set")
     values["fleet_secret"] = _read_secret(environment.get("EXAOPS_FLEET_SECRET", ""))
     try:
-        return msgspec.convert(values, GatewaySettings, strict=False)
+        settings = msgspec.convert(values, GatewaySettings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{PREFIX}*: {error}") from error
+    for name in settings.session_header_names:
+        if not may_name_session(name):
+            told = name.decode()
+            raise SettingsError(f"{PREFIX}SESSION_HEADERS: {told} is no header that can carry a session's id")
+    return settings
 
 
 def _read_secret(text: str) -> bytes:

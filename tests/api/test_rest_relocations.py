@@ -56,6 +56,10 @@ def test_move_is_asked_for_once_and_listed(
     assert operator.post(address(session), {}).status_code == 400
     assert operator.post(address(session), {"reason": "x", "goal": "y"}).status_code == 400
     assert operator.post(address(session), {"reason": "x", "target": NOBODY}).status_code == 409
+    assert (
+        "no such replica"
+        in operator.post(address(session), {"reason": "x", "target": NOBODY}).content.decode()
+    )
     answer = operator.post(address(session), {"reason": "closer to its user"})
     assert answer.status_code == 202
     body = answer.json()
@@ -66,6 +70,9 @@ def test_move_is_asked_for_once_and_listed(
     [listed] = viewer.get("/api/v1/relocations", {"session": session.pk}).json()["results"]
     assert listed == viewer.get(f"/api/v1/relocations/{body['id']}").json() == body
     assert viewer.get("/api/v1/relocations", {"status": "done"}).json()["results"] == []
+    assert viewer.get("/api/v1/relocations", {"trigger": "asked"}).json()["results"] == [body]
+    assert viewer.get("/api/v1/relocations", {"trigger": "balance"}).json()["results"] == []
+    assert viewer.get("/api/v1/relocations", {"trigger": "x"}).status_code == 400
 
 
 def test_plan_says_what_would_move_and_changes_nothing(

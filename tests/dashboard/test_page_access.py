@@ -124,3 +124,20 @@ def test_wrong_passwords_are_slowed_down_for_that_name_and_address_only(db: None
     assert client.post("/login", wrong, REMOTE_ADDR="10.0.0.9").status_code == 200
     REFUSED_LOGINS.clear()
     REFUSED_ADDRESSES.clear()
+
+
+def test_text_that_no_database_takes_is_refused_on_every_page(world: World) -> None:
+    root, client = make_user("root"), Client()
+    root.is_superuser = True
+    root.save()
+    client.force_login(root)
+    for name, address in addresses(world).items():
+        if name in OPEN_TO_ALL | {"styleguide"}:
+            continue
+        fields = {"q": "a\0b", "reason": "a\0b"}
+        answers = [client.get(address, fields), client.post(address, fields)]
+        statuses = {answer.status_code for answer in answers}
+        assert 400 in statuses, name
+        assert statuses <= {400, 405}, name
+    page = client.get(reverse("sessions"), {"q": "\0"}).content.decode()
+    assert "NUL character" in page

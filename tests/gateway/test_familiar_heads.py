@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 import pytest
 
 from exaserve_ops.adapters.api_key_table import key_digest
 from exaserve_ops.gateway.client import ClientConnection
+from exaserve_ops.gateway.requests import Request
 from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.routing.domain.records import BATCH, KeyRecord
@@ -101,3 +103,85 @@ def test_key_that_is_revoked_or_changed_is_so_for_familiar_heads_too() -> None:
     assert request.is_batch
     shared.keys.replace({})
     assert shared.heads.read(chat()) is None
+
+
+SPELLINGS = (
+    "content-length: {size}",
+    "Content-Length: 0{size}",
+    "content-length:{size}",
+    "content-length: {size} ",
+    "x-session-id: {value}",
+    "X-SESSION-ID:{value}",
+    "x-session-id:  {value}",
+    "x-smg-routing-key: {value}",
+    "x-smg-routing-key: {value}/",
+    "x-conversation-id: {value}",
+    "x-request-id: {value}",
+    "X-Request-ID:{value}",
+    "x-request-id: {value}\t",
+    "x-request-id: {value}!",
+    "x-traffic-class: batch",
+    "X-Traffic-Class: Long-Context",
+    "x-traffic-class: btach",
+    "x-continue-stream: true",
+    "connection: keep-alive",
+    "connection: x-pass",
+    "connection: close",
+    "x-pass: {value}",
+    "x-exaops-owner: {value}",
+    "transfer-encoding: chunked",
+    "cookie: {value}",
+)
+
+
+def drawn_head(draw: random.Random) -> str:
+    lines = [f"authorization: Bearer {KEY}", "host: gateway", *draw.sample(SPELLINGS, draw.randint(1, 8))]
+    if not any("ontent" in line for line in lines):
+        lines.append(SPELLINGS[0])
+    draw.shuffle(lines)
+    target = draw.choice(["/v1/chat/completions", "/v1/completions?x=1", "/v1/models"])
+    return "\r\n".join([f"POST {target} HTTP/1.1", *lines, "", ""])
+
+
+class Listener(ClientConnection):
+    """Keeps what requests were read as, and answers none."""
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__(shared)
+        self.heard: list[Request] = []
+
+    def _serve_one(self, request: Request) -> None:
+        self.heard.append(request)
+
+
+def meaning(shared: Shared, data: bytes, value: str) -> list[object]:
+    """What a gateway makes of what it reads, on whichever way."""
+    connection = Listener(shared)
+    connection.connection_made(MemoryTransport())
+    connection.data_received(data)
+    connection.connection_lost(None)
+    return [
+        (
+            request.path,
+            request.session_id,
+            request.request_id == value.encode(),
+            (request.is_batch, request.is_long, request.is_continued, request.keep_alive),
+            request.refusal or sorted(b"".join(request.lines).split(b"\r\n")),
+            request.refusal or request.body,
+        )
+        for request in connection.heard
+    ]
+
+
+def test_both_ways_make_the_same_of_drawn_heads() -> None:
+    learnt, draw = taught(), random.Random(20)  # noqa: S311 - test data
+    read_at_once = 0
+    for _ in range(700):
+        head = drawn_head(draw)
+        values = [draw.choice(["a", "call-1.2", "x:y", "z" * 128]) for _ in range(4)]
+        for value in values:
+            body = b"{" + b" " * draw.randrange(30) + b"}"
+            data = head.format(size=len(body), value=value).encode() + body
+            read_at_once += learnt.heads.read(data) is not None
+            assert meaning(learnt, data, value) == meaning(taught(), data, value), data
+    assert read_at_once > 50

@@ -252,3 +252,13 @@ async def test_waiting_room_calls_others_before_batch_and_keeps_half_of_itself_f
         room.discard(waiter)
     assert len(room) == 0
     assert not room.holds_interactive("m")
+
+
+@pytest.mark.parametrize("value", ["btach", "", "batch, batch", "interactive;q=1"])
+async def test_class_that_does_not_exist_is_refused_and_not_taken_for_interactive(
+    world: World, value: str
+) -> None:
+    await world.engine(Held())
+    gateway = await world.gateway()
+    reply = await gateway.ask(headers={"x-traffic-class": value})
+    assert (reply.status, reply.code) == (400, "invalid_traffic_class")

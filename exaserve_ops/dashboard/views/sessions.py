@@ -28,8 +28,12 @@ def session_move(request: HttpRequest, pk: int) -> HttpResponse:
         return back
     try:
         target = UUID(chosen) if chosen else None
+    except ValueError:
+        messages.error(request, "Not done: choose where it goes from the list, or the emptiest.")
+        return back
+    try:
         moved = ask_move(found.pk, target, reason=why, actor=actor_of(request), now=clock.now())
-    except (ConflictError, ValueError) as error:
+    except ConflictError as error:
         messages.error(request, f"Not done: {error}.")
     else:
         messages.success(request, f"It moves to {moved.target} before its next turn, if no turn runs.")

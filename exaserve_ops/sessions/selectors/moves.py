@@ -247,15 +247,23 @@ def thresholds_of(from_percent: int, gap_percent: int) -> Thresholds:
 
 
 def rates_of(replica: Replica, now: datetime) -> Rates:
-    """What moving and computing cost in the replica's deployment of late."""
+    """What moving and computing cost in the replica's deployment of late.
+
+    A move that found all its blocks at the target, or none at the source, sent a few bytes of talk in the
+    time that talking takes: that is no speed, and would have all others look too slow to pay.
+    """
+    kv_bytes_per_token = replica.release.model.kv_bytes_per_token or 0
     moved = Relocation.objects.filter(
-        source__deployment=replica.deployment_id, ended_at__gt=now - MEASURED_FOR, send_seconds__gt=0
+        source__deployment=replica.deployment_id,
+        ended_at__gt=now - MEASURED_FOR,
+        send_seconds__gt=0,
+        sent_bytes__gte=max(1, kv_bytes_per_token),
     )
     turns = InferenceSession.objects.filter(replica__deployment=replica.deployment_id)
     latest = turns.order_by("-last_turn_at").values_list("latest_turns", flat=True)[:MEASURED_SESSIONS]
     near = Q(source__node=F("target__node"))
     return Rates(
-        replica.release.model.kv_bytes_per_token or 0,
+        kv_bytes_per_token,
         prefill_tokens_per_second=prefill_rate([turn for kept in latest for turn in read_turns(kept)]),
         same_node_bytes_per_second=_speed(moved.filter(near)),
         across_bytes_per_second=_speed(moved.exclude(near)),

@@ -43,7 +43,9 @@ def ask_move(
 
 def _named_target(source: Replica, target_id: UUID) -> Replica:
     target = Replica.objects.select_related("node").filter(pk=target_id).first()
-    if target is None or target.deployment_id != source.deployment_id:
+    if target is None:
+        raise ConflictError("there is no such replica")
+    if target.deployment_id != source.deployment_id:
         raise ConflictError("that replica is of another deployment")
     if target.pk == source.pk:
         raise ConflictError("it is there already")
