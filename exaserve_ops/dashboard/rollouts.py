@@ -164,7 +164,7 @@ def ttft_figure(by_release: Mapping[str, Buckets]) -> Figure:
     layout = {
         "showlegend": True,
         "legend": {"orientation": "h", "y": 1.12},
-        "xaxis": {"type": "log", "ticksuffix": " s", "title": {"text": "time to first token"}},
+        "xaxis": {"type": "log", "ticksuffix": " s"},
         "yaxis": {"tickformat": ".0%", "rangemode": "tozero", "nticks": 4},
     }
     return {"data": data, "layout": layout}

@@ -2,7 +2,8 @@
 
 What a deployment's own plan does with a replica that makes way (start a successor beside it, or let it go
 and start one in its place, and replace what is lost) is modelled here, since the real one looks at every
-accelerator of the fleet each time; `tests/rollouts/test_rollout_with_plans.py` runs the two together.
+accelerator of the fleet each time; `tests/rollouts/test_rollout_fleet.py` runs the two
+together.
 """
 
 from __future__ import annotations

@@ -165,6 +165,8 @@ def test_bad_release_is_halted_at_the_canary_and_rolled_back_by_itself(stage: St
     stage.until("rolled_back", rollout)
     assert stage.releases() == [1, 1, 1, 1]
     assert "given up" in Event.objects.get(event="roll_back", subject_id=str(rollout.pk)).reason
+    rollout.refresh_from_db()
+    assert "given up" in rollout.why, "its page still says why, after the end"
     touched = Replica.objects.filter(deployment=stage.deployment, release__number=2).count()
     assert touched == 1, "only the canary was tried"
     stage.deployment.refresh_from_db()

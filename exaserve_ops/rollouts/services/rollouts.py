@@ -177,6 +177,8 @@ def advance_rollout(rollout_id: UUID, event: str, *, why: str, actor: str, now: 
     related = Rollout.objects.select_related("deployment", "from_release__model")
     rollout = related.select_for_update(of=("self",)).get(pk=rollout_id)
     before, rollout.status = rollout.status, ROLLOUT.next(rollout.status, event)
+    if event == "finish_back" and rollout.why:
+        why = f"{why}: {rollout.why}"  # its page tells what was wrong with the new one
     rollout.why, rollout.waits_for = why[:_WHY_CHARACTERS], ""
     rollout.status_changed_at = now
     if rollout.started_at is None and rollout.status == states.RUNNING:
