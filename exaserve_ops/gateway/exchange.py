@@ -288,6 +288,8 @@ class Exchange:
         if payload and self._account.ttft_seconds is None:
             self._account.ttft_seconds = now - self._account.started_seconds
             self._note_computed()
+        if self._lease is not None and self._answer.is_stream:
+            self._lease.note_stream(payload)
         if written := self._answer.relay(passed, payload):
             self._write(written)
         if self._answer.is_over:

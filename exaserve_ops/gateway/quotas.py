@@ -23,7 +23,7 @@ from exaserve_ops.routing.domain.records import KeyRecord
 class QuotaLease:
     """What one request holds: a place, and the tokens of its prompt, charged ahead by their bytes."""
 
-    __slots__ = ("_desk", "_has_ended", "_is_held", "_then", "charged_tokens", "id", "key")
+    __slots__ = ("_desk", "_has_ended", "_is_held", "_then", "_written_events", "charged_tokens", "id", "key")
 
     def __init__(self, desk: QuotaDesk, key: KeyRecord, lease_id: str, prompt_tokens: float) -> None:
         self._desk = desk
@@ -32,6 +32,7 @@ class QuotaLease:
         self.charged_tokens = prompt_tokens
         self._is_held = False
         self._has_ended = False
+        self._written_events = 0
         self._then: OnVerdict | None = None
 
     def ask(self, then: OnVerdict) -> None:
@@ -39,12 +40,20 @@ class QuotaLease:
         self._then = then
         self._desk.table.admit(self.key, self.id, self.charged_tokens, self._take)
 
+    def note_stream(self, payload: bytes) -> None:
+        """Count what a stream writes, in case nobody will have said how much that was."""
+        self._written_events += payload.count(b"\n\n")
+
     def end(self, usage: Usage) -> None:
-        """The request is over: charge what it really used, as far as the engine said."""
+        """The request is over: charge what it really used, as far as the engine said.
+
+        It says nothing if its client leaves before the end, or asked for no usage of a stream: then each
+        event counts as a token, or limits would be for those alone who stay to be charged.
+        """
         self._has_ended = True
         if not self._is_held:
             return
-        further = 0.0
+        further = float(self._written_events)
         if usage.prompt_tokens is not None:
             further = usage.prompt_tokens + (usage.completion_tokens or 0) - self.charged_tokens
         self._desk.give_back(self, further)

@@ -16,7 +16,7 @@ from exaserve_ops.adapters.quota_table import QuotaTable, QuotaVerdict, is_limit
 from exaserve_ops.adapters.resp_link import RespLink
 from exaserve_ops.gateway.waiting import Queue, WaitingRoom
 from exaserve_ops.routing.domain.records import KeyRecord
-from tests.fakes.upstream import CHAT, Received, replies
+from tests.fakes.upstream import CHAT, DONE, Received, replies, streams, token
 from tests.gateway.harness import KEY, Gateway, Wire, World, eventually, request_bytes
 
 pytestmark = pytest.mark.asyncio
@@ -196,6 +196,27 @@ async def test_tokens_are_charged_by_what_the_engine_says(world: World) -> None:
     refused = await gateway.ask()
     assert (refused.status, refused.code) == (429, "token_rate_limit")
     assert 30 < int(refused.headers["retry-after"]) <= 75, "ten tokens used of five a minute"
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_stream_of_which_nobody_says_what_it_took_is_charged_by_its_events(
+    world: World, *, stays: bool
+) -> None:
+    events = [token("x")] * 50
+    await world.engine(streams([*events, DONE]) if stays else streams(events, hold=asyncio.Event()))
+    limit(world, tokens_per_minute=10)
+    gateway = await world.gateway()
+    wire = await gateway.send(request_bytes({"model": "m", "stream": True}))
+    if stays:
+        assert (await wire.reply()).status == 200
+    else:
+        async with asyncio.timeout(10):
+            for _ in events:
+                await wire.reader.readuntil(b"data:")
+        wire.close()
+    await eventually(lambda: left_of(world, "id-limited") < -30)
+    refused = await gateway.ask()
+    assert (refused.status, refused.code) == (429, "token_rate_limit")
 
 
 async def test_limits_do_not_stop_requests_while_the_store_is_away(world: World) -> None:
