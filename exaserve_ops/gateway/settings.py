@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
@@ -10,6 +11,13 @@ from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
 from exaserve_ops.gateway.headers import may_name_session
 
 PREFIX = "EXAOPS_GATEWAY_"
+_OF_THE_PARENT = frozenset({"process", "parent"})
+_NEVER_ZERO = frozenset(
+    {
+        *("processes", "connections", "attempts", "in_flight_per_replica", "head_bytes", "body_bytes"),
+        *("session_seconds", "session_answer_seconds", "poll_seconds", "prefix_news_seconds"),
+    }
+)
 
 
 class SettingsError(ValueError):
@@ -118,11 +126,22 @@ def read_settings(environment: Mapping[str, str]) -> GatewaySettings:
         settings = msgspec.convert(values, GatewaySettings, strict=False)
     except msgspec.ValidationError as error:
         raise SettingsError(f"{PREFIX}*: {error}") from error
+    _check_numbers(settings)
     for name in settings.session_header_names:
         if not may_name_session(name):
             told = name.decode()
             raise SettingsError(f"{PREFIX}SESSION_HEADERS: {told} is no header that can carry a session's id")
     return settings
+
+
+def _check_numbers(settings: GatewaySettings) -> None:
+    """Refuse what no bound can be: a gateway that starts with it would serve nobody, or forget everything."""
+    for name, value in msgspec.structs.asdict(settings).items():
+        if not isinstance(value, int | float) or name in _OF_THE_PARENT:
+            continue
+        if not math.isfinite(value) or value < 0 or (value == 0 and name in _NEVER_ZERO):
+            least = "more than 0" if name in _NEVER_ZERO else "0 or more"
+            raise SettingsError(f"{PREFIX}{name.upper()} is {value}; it must be {least}")
 
 
 def _read_secret(text: str) -> bytes:
