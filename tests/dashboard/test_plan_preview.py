@@ -83,7 +83,9 @@ def test_plan_of_now_says_what_is_done_and_what_is_waited_for() -> None:
     assert [(line.verb, line.subject, line.detail) for line in plan.lines] == [
         ("replace", "b-1", "by a new one on a")
     ]
-    assert [(line.subject, line.why) for line in plan.waiting] == [("c-1", "its open requests end")]
+    assert [(line.subject, line.why) for line in plan.waiting] == [
+        ("c-1", "its sessions move, then its requests end")
+    ]
 
 
 def test_plan_of_now_names_the_standby_and_for_whom_it_serves() -> None:

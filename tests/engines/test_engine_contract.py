@@ -324,7 +324,8 @@ def test_metrics_page_says_everything_that_the_port_asks_for(
     chat_text(client, chat_body())
     after = server.sample()
     missing = [name for name in after.__slots__ if getattr(after, name) is None]
-    assert missing == ["kv_swaps"]  # nothing lies below its blocks
+    # Nothing lies below its blocks, and none had to leave them yet.
+    assert missing == ["kv_evicted_idle_seconds", "kv_swaps"]
     assert [(tier.name, tier.capacity_blocks) for tier in after.kv_tiers] == [("accelerator", 512)]
     assert after.notes == ()
     assert after.kv_total_blocks == 512

@@ -203,4 +203,7 @@ def test_deadline_of_a_drain_is_on_the_plan(viewer: JsonClient) -> None:
         wanted="drain", status="draining", drain_deadline_at=NOW + timedelta(minutes=1)
     )
     [waiting] = plan_of(viewer, deployment)["waiting"]
+    assert waiting["why"] == "its sessions move, then its requests end, until 03:05:05 UTC at most"
+    Replica.objects.filter(pk=going.pk).update(handed_over_at=NOW)
+    [waiting] = plan_of(viewer, deployment)["waiting"]
     assert waiting["why"] == "its open requests end, until 03:05:05 UTC at most"
