@@ -80,7 +80,7 @@ def settles_at(fleet: FleetRun, count: int) -> None:
     fleet.wait_until(
         lambda: [one["status"] for one in live(fleet)] == ["ready"] * count,
         f"{count} ready replicas and no other",
-        seconds=120,
+        seconds=180,
     )
 
 
@@ -201,5 +201,8 @@ def test_scaling_by_page_by_rest_and_by_admin_converges(fleet: FleetRun, browser
     page.fill("input[name=replicas]", "4")
     page.click("input[name=_save]")
     settles_at(fleet, 4)
-    reasons = [e["actor"] for e in fleet.get(f"/api/v1/events?subject_id={demo['id']}")["results"]]
-    assert all(re.match(r"user:\w+", actor) for actor in reasons[:3])
+    events = fleet.get(f"/api/v1/events?subject_id={demo['id']}")["results"]
+    # Controllers tell of the same deployment, such as that they level its sessions.
+    by_people = [e["actor"] for e in events if not e["actor"].startswith("controller:")]
+    assert len(by_people) >= 3
+    assert all(re.match(r"user:\w+", actor) for actor in by_people[:3])
