@@ -23,7 +23,7 @@ def requires(permission: str) -> Callable[[View[P]], View[P]]:
             if not request.user.has_perm(permission):
                 return render(request, "403.html", {"permission": permission}, status=403)
             if _has_nul(request):
-                return render(request, "400.html", status=400)
+                return render(request, "unreadable.html", status=400)
             return view(request, *args, **kwargs)
 
         guarded.required_permission = permission  # type: ignore[attr-defined]  # read by tests
