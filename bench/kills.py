@@ -105,7 +105,7 @@ class Scene:
                 process.kill()
 
     async def until_whole(self) -> None:
-        """Wait until nodes, replicas and gateways are all there. Raises `FleetRunError`."""
+        """Wait until nodes, gateways and replicas that these reach are all there. Raises `FleetRunError`."""
         deadline = time.monotonic() + _READY_SECONDS
         ready_wanted = NODES * REPLICAS_EACH
         while True:
@@ -113,7 +113,8 @@ class Scene:
             rows = await asyncio.to_thread(replica_rows, self.run)
             alive = sum(row["liveness"] == "alive" for row in nodes)
             gateways = len(psutil.Process(self.run.summary()["pids"]["gateway"]).children())
-            ready = sum(row["status"] == "ready" for row in rows)
+            # Gateways send nothing to a replica until one has connected to it, seconds after it is ready.
+            ready = sum(row["status"] == "ready" and row["reach"] == "reached" for row in rows)
             if (alive, ready, gateways, len(rows)) == (NODES, ready_wanted, GATEWAYS, ready_wanted):
                 return
             if time.monotonic() > deadline:
