@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import redis
 
@@ -12,18 +10,12 @@ from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.deployments import scale_deployment
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
-from tests.fakes.leader import Leader, leading
+from tests.fakes.leader import Leader
 from tests.fakes.node import wait_for
 from workers.protocol import v1
 from workers.protocol.observed import ObservedState
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def leader(redis_client: redis.Redis) -> Iterator[Leader]:
-    with leading(redis_client) as leader:
-        yield leader
 
 
 def test_hint_for_all_deployments_reaches_each_of_them_and_leaves_no_key_that_fails_for_ever(

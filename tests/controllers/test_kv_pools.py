@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
 import pytest
-import redis
 from django.conf import settings
 
 from exaserve_ops.adapters.live_store import RedisLiveReader
@@ -20,28 +18,12 @@ from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.kv_pools import ask_kv_limits
 from tests.fakes.fleet import NOW, ScriptedNode, make_deployment, seen
 from tests.fakes.kv_pools import pool_of
-from tests.fakes.leader import Leader, leading
+from tests.fakes.leader import Leader
 from workers.protocol import v1
 from workers.protocol.observed import ObservedState, ReplicaTelemetry
 
 pytestmark = pytest.mark.django_db
 AT_ONCE = WatchPolicy(short_seconds=0, enough_seconds=0, thrash_seconds=0, calm_seconds=0)
-
-
-@pytest.fixture
-def leader(redis_client: redis.Redis) -> Iterator[Leader]:
-    with leading(redis_client) as leader:
-        yield leader
-
-
-@pytest.fixture
-def node(redis_client: redis.Redis, leader: Leader) -> ScriptedNode:
-    scripted = ScriptedNode(redis_client)
-    scripted.enrol()
-    scripted.say_hello()
-    leader.work()
-    scripted.commands()
-    return scripted
 
 
 @pytest.fixture

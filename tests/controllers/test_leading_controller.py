@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from exaserve_ops.serving.services.deployments import delete_deployment, scale_d
 from exaserve_ops.serving.services.replicas import retire_lost_node
 from exaserve_ops.telemetry.domain.frames import METRICS, MISSING, STALE, decode_frame
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
-from tests.fakes.leader import Leader, key_of, leading
+from tests.fakes.leader import Leader, key_of
 from workers.protocol import names, v1
 from workers.protocol.observed import (
     AgentLiveness,
@@ -40,23 +39,6 @@ from workers.protocol.wish import WantedState
 State = ObservedState
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def leader(redis_client: redis.Redis) -> Iterator[Leader]:
-    with leading(redis_client) as leader:
-        yield leader
-
-
-@pytest.fixture
-def node(redis_client: redis.Redis, leader: Leader) -> ScriptedNode:
-    """A node that has joined, said hello, and holds a lease."""
-    scripted = ScriptedNode(redis_client)
-    scripted.enrol()
-    scripted.say_hello()
-    leader.work()
-    scripted.commands()
-    return scripted
 
 
 def wishes(commands: list[v1.Command]) -> list[v1.ApplyDesired]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
-import redis
 
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.audit.models import Event
@@ -19,29 +17,13 @@ from exaserve_ops.serving.services.weights import end_prewarm, set_prewarm
 from exaserve_ops.weights.domain.prewarm import PrewarmRules
 from exaserve_ops.weights.models import PrewarmPolicy, WeightsClaim
 from tests.fakes.fleet import NOW, ScriptedNode
-from tests.fakes.leader import Leader, leading
+from tests.fakes.leader import Leader
 from tests.fakes.world import make_model
 from workers.engines.demo_model import make_demo_model
 from workers.protocol.observed import ObservedState, ReplicaObserved, ReplicaTelemetry
 from workers.protocol.weights import WeightsReport
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def leader(redis_client: redis.Redis) -> Iterator[Leader]:
-    with leading(redis_client) as leader:
-        yield leader
-
-
-@pytest.fixture
-def node(redis_client: redis.Redis, leader: Leader) -> ScriptedNode:
-    scripted = ScriptedNode(redis_client)
-    scripted.enrol()
-    scripted.say_hello()
-    leader.work()
-    scripted.commands()
-    return scripted
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -16,7 +15,7 @@ from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.models import register_model
 from exaserve_ops.serving.services.weights import change_storage, want_weights
 from tests.fakes.fleet import NOW, ScriptedNode
-from tests.fakes.leader import Leader, leading
+from tests.fakes.leader import Leader
 from workers.engines.demo_model import make_demo_model
 from workers.protocol import v1
 from workers.protocol.weights import (
@@ -30,12 +29,6 @@ from workers.protocol.weights import (
 )
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def leader(redis_client: redis.Redis) -> Iterator[Leader]:
-    with leading(redis_client) as leader:
-        yield leader
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -20,7 +19,7 @@ from exaserve_ops.serving.services.models import register_model
 from exaserve_ops.serving.services.weights import change_storage, pause_weights, release_weights, want_weights
 from exaserve_ops.weights.domain.wanted import Origin
 from tests.fakes.fleet import NOW, ScriptedNode
-from tests.fakes.leader import Leader, leading
+from tests.fakes.leader import Leader
 from tests.fakes.world import GIB, make_model
 from workers.engines.demo_model import make_demo_model
 from workers.protocol import manifest, v1
@@ -28,22 +27,6 @@ from workers.protocol.weights import WeightsHeld, WeightsReport, WeightsState, W
 
 pytestmark = pytest.mark.django_db
 OWNER = "rollout:7"
-
-
-@pytest.fixture
-def leader(redis_client: redis.Redis) -> Iterator[Leader]:
-    with leading(redis_client) as leader:
-        yield leader
-
-
-@pytest.fixture
-def node(redis_client: redis.Redis, leader: Leader) -> ScriptedNode:
-    scripted = ScriptedNode(redis_client)
-    scripted.enrol()
-    scripted.say_hello()
-    leader.work()
-    scripted.commands()
-    return scripted
 
 
 @pytest.fixture

@@ -222,3 +222,9 @@ def running_store(root: Path, **options: float | str) -> Iterator[Store]:
         yield store
     finally:
         store.keeper.stop()
+
+
+def put(store: Store, weights: Weights, name: str = "origin") -> WeightsSource:
+    """Write weights to a folder, and have the store know their manifest."""
+    store.know(weights)
+    return folder_source(weights.write_to(store.root / name))

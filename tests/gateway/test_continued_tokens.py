@@ -16,8 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from tests.engines.conftest import MODEL_NAME, EngineProcess, engine_starter, free_port
 from tests.fakes.breaking_wire import BreakingWire
-from tests.gateway.harness import KEY, SECRET, Gateway, Reply, World, eventually, request_bytes
-from tests.gateway.test_stream_continuation import (
+from tests.gateway.continued_streams import (
     CONTINUE,
     TEXT_PATH,
     events_of,
@@ -25,6 +24,7 @@ from tests.gateway.test_stream_continuation import (
     nothing_is_left,
     text_of,
 )
+from tests.gateway.harness import KEY, SECRET, Gateway, Reply, World, eventually, request_bytes
 from workers.engines.demo_model import HIDDEN, build_tokenizer, make_demo_model
 from workers.protocol.digests import engine_api_key, node_key
 

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.node import wait_for
 from tests.fakes.weight_servers import FileServer, serving
-from tests.fakes.weights import Store, Weights, made_weights, running_store
+from tests.fakes.weights import Store, Weights, made_weights
 from workers.protocol.weights import WeightsSource, WeightsState
 from workers.weights.secrets import SecretError, Secrets
 from workers.weights.sources.opening import open_source
 from workers.weights.sources.port import MissingFileError, RefusedError, SourceError
 
 TOKEN = "hub-token-very-secret"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with running_store(tmp_path) as store:
-        yield store
 
 
 @pytest.fixture
