@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -57,6 +57,8 @@ class Engine:
     api_key: str
     process: BaseProcess
     fuse: Connection
+    turn: threading.Lock = field(default_factory=threading.Lock)
+    """Two moves may choose one victim at once, and a connection carries one question at a time."""
 
     @property
     def address(self) -> str:
@@ -71,8 +73,9 @@ class Engine:
     def die_at(self, step: int) -> bool:
         """Have it kill itself at the so-manieth step from now; 0: not at all. False if it is gone."""
         try:
-            self.fuse.send(step)
-            self.fuse.recv()
+            with self.turn:
+                self.fuse.send(step)
+                self.fuse.recv()
         except (OSError, EOFError):
             return False
         return True
@@ -81,7 +84,8 @@ class Engine:
         """End it by SIGKILL, and wait for its end."""
         self.process.kill()
         self.process.join()
-        self.fuse.close()
+        with self.turn:
+            self.fuse.close()
 
 
 class Launcher:
