@@ -18,6 +18,7 @@ __all__ = [
     "PlacementRequest",
     "Refusal",
     "choose_placement",
+    "find_room",
     "reserve",
 ]
 
@@ -293,8 +294,25 @@ def _lacks(request: PlacementRequest, node: NodeRoom) -> str:
     return ""
 
 
+def find_room(request: PlacementRequest, node: NodeRoom) -> tuple[AcceleratorRoom, ...] | str:
+    """Return the node's accelerators with room for the request, the best first, or why they are too few."""
+    return _refusal(request, node) or _fitting(request, node)
+
+
 def _fit(request: PlacementRequest, node: NodeRoom) -> _Fit | str:
     """Return the accelerators to use, or why those of the node will not do."""
+    fitting = _fitting(request, node)
+    if isinstance(fitting, str):
+        return fitting
+    chosen = fitting[: request.accelerators]
+    return _Fit(
+        tuple(a.uuid for a in chosen),
+        sum(a.cost_bytes(request) for a in chosen),
+        all(a.holds_copy(request) for a in chosen),
+    )
+
+
+def _fitting(request: PlacementRequest, node: NodeRoom) -> tuple[AcceleratorRoom, ...] | str:
     suitable = [a for a in node.accelerators if a.suits(request)]
     if len(suitable) < request.accelerators:
         return _too_few(request, node, len(suitable))
@@ -302,12 +320,7 @@ def _fit(request: PlacementRequest, node: NodeRoom) -> _Fit | str:
     fitting = [a for a, objection in zip(suitable, objections, strict=True) if not objection]
     if len(fitting) < request.accelerators:
         return _no_room(request, suitable, objections)
-    chosen = sorted(fitting, key=lambda a: _order(request, a))[: request.accelerators]
-    return _Fit(
-        tuple(a.uuid for a in chosen),
-        sum(a.cost_bytes(request) for a in chosen),
-        all(a.holds_copy(request) for a in chosen),
-    )
+    return tuple(sorted(fitting, key=lambda a: _order(request, a)))
 
 
 def _order(request: PlacementRequest, room: AcceleratorRoom) -> tuple[int, int, int, str]:
