@@ -162,6 +162,23 @@ def test_many_at_once_are_placed_as_one_after_the_other(
             rooms[expected.node_id] = reserve(replace(request, standby=standby), expected, room)
 
 
+@given(
+    st.lists(requests, min_size=1, max_size=3),
+    fleets(),
+    st.lists(st.integers(0, 2), min_size=1, max_size=12),
+)
+def test_many_of_several_kinds_are_placed_as_one_after_the_other(
+    kinds: list[PlacementRequest], fleet: tuple[NodeRoom, ...], turns: list[int]
+) -> None:
+    board, rooms = PlacementBoard(kinds[0], fleet), {node.node_id: node for node in fleet}
+    for turn in turns:
+        request = kinds[turn % len(kinds)]
+        expected = choose_placement(request, tuple(rooms.values()))
+        assert board.place_as(request) == expected
+        if isinstance(expected, Placement):
+            rooms[expected.node_id] = reserve(request, expected, rooms[expected.node_id])
+
+
 def test_of_nodes_that_are_as_good_the_one_that_has_the_weights_is_taken() -> None:
     def node(name: str, rack: str, free: int, here: int = 0) -> NodeRoom:
         card = AcceleratorRoom(f"{name}-a", "cuda", 1000, 1000 - free)

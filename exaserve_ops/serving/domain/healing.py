@@ -9,18 +9,15 @@ superfluous and the count of the wish settles it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.facts import DeploymentSnapshot, ReplicaFacts
 from exaserve_ops.serving.domain.placement import (
-    NodeRoom,
-    Placement,
+    PlacementBoard,
     PlacementRequest,
     Refusal,
-    choose_placement,
-    reserve,
 )
 from exaserve_ops.serving.domain.steps import Hold, LetGo, Quarantine, Replace, Step
 
@@ -101,11 +98,10 @@ class Healing:
     snapshot: DeploymentSnapshot
     ailments: Mapping[str, Ailment]
     cover: Mapping[str, ReplicaFacts]
-    rooms: dict[str, NodeRoom]
+    board: PlacementBoard
+    """Where there is room; what is placed takes it."""
     holds: dict[str, str]
     """Why each one that is not healed now is not; filled by `plan`."""
-    refused: dict[PlacementRequest, Refusal] = field(default_factory=dict)
-    """What had no room has none later in the same pass: rooms only shrink."""
 
     def plan(self, kept: Iterable[ReplicaFacts]) -> list[Step]:
         """Return the steps for those that ail, and the holds that are new or over."""
@@ -157,22 +153,12 @@ class Healing:
         refusal = budget.refusal(replica, ailment)
         if refusal:
             return Hold(replica.id, refusal)
-        request = self._request(replica, ailment)
-        choice = self._choose(request)
+        choice = self.board.place_as(self._request(replica, ailment))
         if isinstance(choice, Refusal):
             return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice.summary()}")
-        self.rooms[choice.node_id] = reserve(request, choice, self.rooms[choice.node_id])
         budget.spend(replica, ailment)
         why = f"takes the place of {replica.name}: {ailment.why}"
         return Replace(replica.id, choice, replica.role, ailment.cause, why)
-
-    def _choose(self, request: PlacementRequest) -> Placement | Refusal:
-        """Choose a place; a look at every accelerator of the fleet, but one only for all that find none."""
-        known = self.refused.get(request)
-        choice = known or choose_placement(request, tuple(self.rooms.values()))
-        if isinstance(choice, Refusal):
-            self.refused[request] = choice
-        return choice
 
     def _request(self, replica: ReplicaFacts, ailment: Ailment) -> PlacementRequest:
         avoid = {replica.node_id} if ailment.cause in {FAILED, SLOW} else set()

@@ -118,7 +118,8 @@ class PlacementBoard:
     """Rooms of all nodes, for placing many replicas of one deployment, one after the other.
 
     Each is placed as `choose_placement` would place it with the rooms as they are by then, at the cost of
-    a look at the best node of each failure domain instead of one at every node.
+    a look at the best node of each failure domain instead of one at every node. Who asks for the same as
+    somebody before gets the same refusal: rooms only shrink.
     """
 
     def __init__(self, request: PlacementRequest, rooms: Iterable[NodeRoom]) -> None:
@@ -126,15 +127,14 @@ class PlacementBoard:
         self._rooms = {room.node_id: room for room in rooms}
         self._queues: dict[PlacementRequest, _Queue] = {}
 
-    @property
-    def rooms(self) -> dict[str, NodeRoom]:
-        """All nodes as they are by now, by id."""
-        return dict(self._rooms)
-
     def place(self, *, standby: bool) -> Placement | Refusal:
         """Choose a place for one more replica and reserve it."""
+        return self.place_as(replace(self._request, standby=standby))
+
+    def place_as(self, request: PlacementRequest) -> Placement | Refusal:
+        """Choose a place for a replica that needs something of its own, such as another release."""
         refused: list[Refusal] = []
-        for variant in replace(self._request, standby=standby).variants():
+        for variant in request.variants():
             choice = self._queue(variant).first()
             if isinstance(choice, Placement):
                 self._take(variant, choice)

@@ -23,7 +23,7 @@ from exaserve_ops.serving.domain.healing import (
     plan_overdue,
     plan_quarantine,
 )
-from exaserve_ops.serving.domain.placement import NodeRoom, PlacementBoard, Refusal
+from exaserve_ops.serving.domain.placement import NodeRoom, PlacementBoard, PlacementRequest, Refusal
 from exaserve_ops.serving.domain.standbys import plan_promotions
 from exaserve_ops.serving.domain.steps import (
     Create,
@@ -99,12 +99,12 @@ def make_plan(snapshot: DeploymentSnapshot, *, now: datetime) -> Plan:
     gone = {r.id for r in victims}
     left = [r for r in kept if r.id not in gone]
     quarantines = plan_quarantine(left, snapshot, ailments)
-    rooms = _rooms(snapshot, quarantines)
+    board = PlacementBoard(snapshot.request, _rooms(snapshot, quarantines))
     cover = find_cover(left, ailments)
-    healing = Healing(snapshot, ailments, cover, rooms, holds={})
+    healing = Healing(snapshot, ailments, cover, board, holds={})
     healed = healing.plan(left)
     pending = sorted((r for r in left if r.status == states.PENDING), key=lambda r: (r.created_at, r.name))
-    placed = _place(snapshot, pending, rooms)
+    placed = _place(snapshot, pending, board)
     steps = (
         *promotions,
         *(_too_many(r, snapshot) for r in victims),
@@ -143,32 +143,31 @@ def _too_many(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> LetGo:
     return LetGo(replica.id, "stop", f"{why}; it was {replica.status}")
 
 
-def _rooms(snapshot: DeploymentSnapshot, quarantines: Iterable[Quarantine]) -> dict[str, NodeRoom]:
-    rooms = {node.node_id: node for node in snapshot.nodes}
+def _rooms(snapshot: DeploymentSnapshot, quarantines: Iterable[Quarantine]) -> Sequence[NodeRoom]:
+    rooms: Sequence[NodeRoom] = snapshot.nodes
     for step in quarantines:
-        for node_id, room in rooms.items():
-            rooms[node_id] = room.quarantined(step.accelerator_uuids, step.why)
+        rooms = [room.quarantined(step.accelerator_uuids, step.why) for room in rooms]
     return rooms
 
 
 def _place(
-    snapshot: DeploymentSnapshot, pending: Sequence[ReplicaFacts], rooms: dict[str, NodeRoom]
+    snapshot: DeploymentSnapshot, pending: Sequence[ReplicaFacts], board: PlacementBoard
 ) -> list[Step]:
-    """Place what waits into the rooms, which shrink with it."""
-    steps: list[Step] = []
+    """Place what waits; the room on the board shrinks with it."""
     shun = frozenset(node_id for node_id, _ in snapshot.healing.failed_nodes)
-    for release in dict.fromkeys(r.release for r in pending):
-        request = replace(snapshot.request_of(release), shun=shun)
-        board = PlacementBoard(request, rooms.values())
-        for replica in pending:
-            if replica.release == release:
-                steps += _place_one(replica, board)
-        rooms = board.rooms
-    return steps
+    releases = dict.fromkeys(r.release for r in pending)
+    requests = {release: replace(snapshot.request_of(release), shun=shun) for release in releases}
+    return [
+        step
+        for release in releases
+        for replica in pending
+        if replica.release == release
+        for step in _place_one(replica, requests[release], board)
+    ]
 
 
-def _place_one(replica: ReplicaFacts, board: PlacementBoard) -> list[Step]:
-    choice = board.place(standby=replica.role == STANDBY)
+def _place_one(replica: ReplicaFacts, request: PlacementRequest, board: PlacementBoard) -> list[Step]:
+    choice = board.place_as(replace(request, standby=replica.role == STANDBY))
     if not isinstance(choice, Refusal):
         return [Place(replica.id, choice)]
     # The same reason again is no news: the record keeps one row for one change.
