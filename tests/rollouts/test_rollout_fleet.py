@@ -262,6 +262,18 @@ def test_what_is_not_confirmed_as_it_is_planned_now_does_not_begin(stage: Stage)
         create(V3)
 
 
+def test_rollout_that_cannot_be_read_holds_up_no_other_and_says_so(stage: Stage) -> None:
+    bad = stage.begin(max_surge="1")
+    other = Stage(stage.fleet, make_deployment(replicas=1, name="other"))
+    stage.fleet.settle()
+    good = other.begin(max_surge="1")
+    Rollout.objects.filter(pk=bad.pk).update(policy={"canary": "none of it"})
+    other.until("done", good)
+    bad.refresh_from_db()
+    assert bad.status == "running"
+    assert "nobody can look at it: give a number of replicas" in bad.waits_for
+
+
 def test_rollout_ends_with_its_deployment(stage: Stage) -> None:
     rollout = stage.begin(max_surge="1")
     stage.turn()
