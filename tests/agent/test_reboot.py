@@ -18,6 +18,7 @@ import pytest
 from tests.fakes.node import Node, make_home, make_spec, wait_for
 from tests.fakes.valkey import Valkey, running_valkey
 from workers.agent import processes
+from workers.protocol import v1
 from workers.protocol.observed import ObservedState, ReplicaObserved
 
 pytestmark = pytest.mark.timeout(90)
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.timeout(90)
 UNSHARE = shutil.which("unshare") or "/usr/bin/unshare"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 UPTIME_SECONDS = 5
+LOAD_SECONDS = 1.0
 
 
 def boot(folder: Path, name: str) -> tuple[str, ...]:
@@ -121,6 +123,42 @@ def test_replica_that_ran_when_the_machine_went_down_is_started_again_and_blamed
     healed = node.wait_state("r1", ObservedState.READY, attempt=3)
     assert healed.last_exit is not None
     assert healed.last_exit.signal == signal.SIGKILL
+
+
+def test_replicas_of_a_machine_that_lost_power_come_back_a_few_at_a_time(
+    tmp_path: Path, valkey: Valkey
+) -> None:
+    other_boot = boot(tmp_path, "second")
+    keys = [f"r{number}" for number in range(5)]
+    limited = {"EXAOPS_AGENT_STARTS_AT_ONCE": "2"}
+    node = Node(make_home(tmp_path / "home", valkey.url), valkey, limited)
+    node.start()
+    try:
+        node.wish(*(make_spec(key, engine_options={"load_seconds": f"{LOAD_SECONDS}"}) for key in keys))
+        for key in keys:
+            node.wait_state(key, ObservedState.READY, seconds=60)
+        lose_power(node)
+        node.forget_reports()
+        node.prefix = other_boot
+        node.start()
+        for key in keys:
+            again = node.wait_state(key, ObservedState.READY, attempt=2, seconds=60)
+            assert again.last_exit is not None
+            assert again.last_exit.why == "the machine was restarted"
+        assert max(map(starting_in, node.all(v1.Heartbeat))) <= 2
+        beat = node.heartbeat()
+        assert beat is not None
+        up = sorted((replica.uptime_seconds for replica in beat.replicas), reverse=True)
+        assert up[0] - up[2] >= LOAD_SECONDS, "the third waits until one of the first two is ready"
+        assert up[2] - up[4] >= LOAD_SECONDS, "and so does the fifth"
+    finally:
+        if node.process is not None and node.process.poll() is None:
+            node.signal(signal.SIGKILL)
+        node.close()
+
+
+def starting_in(beat: v1.Heartbeat) -> int:
+    return sum(r.state in {ObservedState.STARTING, ObservedState.LOADING} for r in beat.replicas)
 
 
 def first_sight(node: Node, replica_id: str) -> ReplicaObserved:

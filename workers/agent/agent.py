@@ -151,7 +151,7 @@ class Agent:
             self._scraper,
             StrayWatch(node_id, grace),
             self._adapters,
-            policy=Policy(stop_grace_seconds=grace),
+            policy=Policy(stop_grace_seconds=grace, starts_at_once=self._config.starts_at_once),
             log_cap_bytes=self._config.log_cap_bytes,
         )
         return runner, reconciler

@@ -46,6 +46,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Command intake that has been silent for longer is restarted."""
     stop_grace_seconds: float = 10.0
     """From SIGTERM to SIGKILL."""
+    starts_at_once: int = 4
+    """Engines that may start at the same time, since they share a disk; 0: any number."""
     log_cap_bytes: int = 64 * 1024 * 1024
     weights_folder: str = ""
     """Where copies of weights lie, on a fast disk of the node's own; empty: in the agent's home."""
@@ -85,6 +87,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError("settings of weights must not be negative; at_once and streams are at least 1")
         if self.canary_seconds <= 0 or self.stop_grace_seconds < 0:
             raise ConfigError("canary_seconds and stop_grace_seconds must be positive")
+        if self.starts_at_once < 0:
+            raise ConfigError(f"starts_at_once is {self.starts_at_once}; give 0 for any number, or a limit")
         return self
 
     def _lowest_of_weights(self) -> float:

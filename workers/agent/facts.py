@@ -35,6 +35,8 @@ class Policy:
     """Or so many times the stall limit, if that is longer."""
     kill_is_stuck_seconds: float = 10.0
     """What outlives SIGKILL for so long is told by pid: it holds what the next attempt needs."""
+    starts_at_once: int = 4
+    """Attempts that may be on their way to ready at the same time; 0: any number."""
 
     def backoff_seconds(self, crashes: int) -> float:
         """Pause after so many crashes in a row: doubles each time, up to the cap."""

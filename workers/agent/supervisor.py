@@ -30,6 +30,7 @@ from workers.agent.facts import (
     ReplicaFacts,
     Terminate,
 )
+from workers.agent.turns import take_turns
 from workers.protocol.observed import ObservedState
 from workers.protocol.wish import ReplicaSpec, WantedState
 
@@ -83,12 +84,13 @@ def merge_wish(known: Iterable[ReplicaSpec], wanted: Iterable[ReplicaSpec]) -> t
 def plan(
     replicas: Iterable[ReplicaFacts], *, wish_known: bool, now: float, policy: Policy
 ) -> tuple[Decision, ...]:
-    """Decide for every replica, each on its own, in the order of their ids.
+    """Decide for every replica, each on its own but for the turns of those that start; ordered by id.
 
     Until a wish is known, nothing is stopped for not being in it.
     """
     ordered = sorted(replicas, key=lambda facts: facts.replica_id)
-    return tuple(_plan_one(facts, wish_known, now, policy) for facts in ordered)
+    decisions = [_plan_one(facts, wish_known, now, policy) for facts in ordered]
+    return take_turns(decisions, ordered, at_once=policy.starts_at_once)
 
 
 def _plan_one(
