@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,15 +21,17 @@ from exaserve_ops.sessions.domain.relocation import (
     RelocationPlan,
     Thresholds,
     Underway,
+    break_even_tokens,
     estimate_move,
 )
 from exaserve_ops.sessions.domain.relocation_plan import plan_relocations
+from exaserve_ops.sessions.domain.sending import UNMEASURED, Sending, fit_sending
 
 RATES = Rates(
     kv_bytes_per_token=1000,
     prefill_tokens_per_second=5_000.0,
-    same_node_bytes_per_second=1e9,
-    across_bytes_per_second=1e8,
+    same_node=Sending(1e9),
+    across=Sending(1e8),
 )
 LIMITS = Thresholds()
 PLENTY = Budget(moves_per_node=1000, moves_per_fleet=1000)
@@ -322,3 +325,46 @@ def test_repeated_plans_come_to_rest(tokens: list[int], replicas: int, data: st.
         targets = {m.session_id: m.target_id for m in plan.moves}
         sessions = [replace(s, replica_id=targets.get(s.session_id, s.replica_id)) for s in sessions]
     raise AssertionError("conversations keep moving")
+
+
+def test_seconds_of_talk_are_not_put_down_to_bytes() -> None:
+    moves = [(size, 0.5 + size / 1e9) for size in (2_000, 4_000, 300_000_000, 50_000_000, 1_000)]
+    sending = fit_sending(moves)
+    assert sending.bytes_per_second == pytest.approx(1e9)
+    assert sending.talk_seconds == pytest.approx(0.5)
+    rates = Rates(100_000, prefill_tokens_per_second=1000, same_node=sending)
+    assert estimate_move(100, rates, same_node=True, same_layout=True).way == RECOMPUTE
+    long = estimate_move(8000, rates, same_node=True, same_layout=True)
+    assert long.way == TRANSFER
+    assert long.transfer_seconds == pytest.approx(0.02 + 0.5 + 0.8)
+    even = break_even_tokens(rates, same_node=True)
+    assert even == pytest.approx(0.52 / (1 / 1000 - 1e-4))
+
+
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [(1_000, 2.0), (1_100, 2.1), (1_050, 1.9)],  # alike in size
+        [(1_000, 2.0), (9_000, 1.0), (4_000, 1.5)],  # larger ones were faster
+        [(1_000, 0.001), (9_000, 0.02), (90_000, 0.3)],  # less than nothing is left for talk
+    ],
+)
+def test_moves_that_show_no_talk_count_as_speed_alone(moves: list[tuple[int, float]]) -> None:
+    sending = fit_sending(moves)
+    assert sending.talk_seconds == 0
+    sent, took = sum(size for size, _ in moves), sum(seconds for _, seconds in moves)
+    assert sending.bytes_per_second == pytest.approx(sent / took)
+
+
+def test_two_moves_are_too_few_to_measure_by() -> None:
+    assert fit_sending([(1_000, 1.0), (9_000, 2.0)]) == UNMEASURED
+    assert UNMEASURED.seconds(1_000) is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 1 << 40), st.floats(0, 1e4)), max_size=20))
+def test_whatever_was_measured_gives_times_that_grow_with_bytes(moves: list[tuple[int, float]]) -> None:
+    sending = fit_sending(moves)
+    assert sending.talk_seconds >= 0
+    small, large = sending.seconds(1_000), sending.seconds(1_000_000)
+    if small is not None and large is not None:
+        assert 0 <= small <= large

@@ -20,12 +20,13 @@ from exaserve_ops.sessions.domain.relocation import (
     Underway,
 )
 from exaserve_ops.sessions.domain.relocation_plan import plan_relocations
+from exaserve_ops.sessions.domain.sending import Sending
 
 RATES = Rates(
     kv_bytes_per_token=1000,
     prefill_tokens_per_second=2_000.0,
-    same_node_bytes_per_second=1e9,
-    across_bytes_per_second=1e8,
+    same_node=Sending(1e9),
+    across=Sending(1e8),
 )
 PLAN_SECONDS = 5.0
 

@@ -92,7 +92,11 @@ class PlannedDeploymentSerializer(serializers.Serializer[dict[str, object]]):
     balancing = serializers.CharField(allow_null=True, help_text="What is being levelled; null: nothing.")
     prefill_tokens_per_second = serializers.FloatField(allow_null=True)
     same_node_bytes_per_second = serializers.FloatField(allow_null=True)
+    same_node_talk_seconds = serializers.FloatField(
+        help_text="Of a move whatever its size, beside its bytes."
+    )
     across_bytes_per_second = serializers.FloatField(allow_null=True)
+    across_talk_seconds = serializers.FloatField(help_text="Of a move whatever its size, beside its bytes.")
     kv_bytes_per_token = serializers.IntegerField(allow_null=True)
 
 

@@ -81,7 +81,9 @@ def _deployment(key: str, rates: Rates, fleet: FleetSessions, plan: RelocationPl
         "balances": key in dict(fleet.thresholds),
         "balancing": dict(plan.notes).get(key),
         "prefill_tokens_per_second": rates.prefill_tokens_per_second,
-        "same_node_bytes_per_second": rates.same_node_bytes_per_second,
-        "across_bytes_per_second": rates.across_bytes_per_second,
+        "same_node_bytes_per_second": rates.same_node.bytes_per_second,
+        "same_node_talk_seconds": rates.same_node.talk_seconds,
+        "across_bytes_per_second": rates.across.bytes_per_second,
+        "across_talk_seconds": rates.across.talk_seconds,
         "kv_bytes_per_token": rates.kv_bytes_per_token or None,
     }

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from exaserve_ops.sessions.domain.sending import UNMEASURED, Sending
+
 ASKED = "asked"
 """A person wants it moved."""
 LEAVING = "leaving"
@@ -111,10 +113,14 @@ class Rates:
 
     kv_bytes_per_token: int
     prefill_tokens_per_second: float | None = None
-    same_node_bytes_per_second: float | None = None
-    across_bytes_per_second: float | None = None
+    same_node: Sending = UNMEASURED
+    across: Sending = UNMEASURED
     fixed_seconds: float = 0.02
-    """Of a move without its bytes: preparing the target, and the swap."""
+    """Of a move beside sending: preparing the target, and the swap."""
+
+    def sending(self, *, same_node: bool) -> Sending:
+        """What sending costs within a node, or between two."""
+        return self.same_node if same_node else self.across
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,18 +260,18 @@ def break_even_tokens(rates: Rates, *, same_node: bool) -> float | None:
 
     `None` where one of the two was not measured yet.
     """
-    speed = rates.same_node_bytes_per_second if same_node else rates.across_bytes_per_second
-    if not speed or not rates.prefill_tokens_per_second:
+    sending = rates.sending(same_node=same_node)
+    if not sending.bytes_per_second or not rates.prefill_tokens_per_second:
         return None
-    gained = 1 / rates.prefill_tokens_per_second - rates.kv_bytes_per_token / speed
-    return rates.fixed_seconds / gained if gained > 0 else math.inf
+    gained = 1 / rates.prefill_tokens_per_second - rates.kv_bytes_per_token / sending.bytes_per_second
+    return (rates.fixed_seconds + sending.talk_seconds) / gained if gained > 0 else math.inf
 
 
 def estimate_move(tokens: int, rates: Rates, *, same_node: bool, same_layout: bool) -> Estimate:
     """Compare sending the KV of so many tokens with computing it again at the target."""
     kv_bytes = tokens * rates.kv_bytes_per_token
-    speed = rates.same_node_bytes_per_second if same_node else rates.across_bytes_per_second
-    transfer = rates.fixed_seconds + kv_bytes / speed if speed else None
+    sent = rates.sending(same_node=same_node).seconds(kv_bytes)
+    transfer = rates.fixed_seconds + sent if sent is not None else None
     recompute = tokens / rates.prefill_tokens_per_second if rates.prefill_tokens_per_second else None
     way = TRANSFER
     if not same_layout or (transfer is not None and recompute is not None and transfer >= recompute):

@@ -31,6 +31,7 @@ from exaserve_ops.sessions.domain.relocation import (
     Underway,
     is_full,
 )
+from exaserve_ops.sessions.domain.sending import Sending, fit_sending
 from exaserve_ops.sessions.domain.timeline import prefill_rate, read_turns
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 
@@ -42,7 +43,7 @@ MOST_PLANNED = 5_000
 FULLEST = 32
 """Replicas of a deployment whose sessions are looked at to level it."""
 MEASURED_FOR = timedelta(hours=1)
-MEASURED_MOVES = 3
+MEASURED_MOVES = 100
 MEASURED_SESSIONS = 20
 """What moving and computing cost is judged by so much of the deployment."""
 SENDING_ENGINES = frozenset({TORCH})
@@ -265,15 +266,15 @@ def rates_of(replica: Replica, now: datetime) -> Rates:
     return Rates(
         kv_bytes_per_token,
         prefill_tokens_per_second=prefill_rate([turn for kept in latest for turn in read_turns(kept)]),
-        same_node_bytes_per_second=_speed(moved.filter(near)),
-        across_bytes_per_second=_speed(moved.exclude(near)),
+        same_node=_sending(moved.filter(near)),
+        across=_sending(moved.exclude(near)),
     )
 
 
-def _speed(moved: QuerySet[Relocation]) -> float | None:
-    """Bytes a second of all of them together; `None` where they are too few to tell."""
-    told = moved.aggregate(count=Count("pk"), sent=Sum("sent_bytes"), took=Sum("send_seconds"))
-    return told["sent"] / told["took"] if told["count"] >= MEASURED_MOVES and told["sent"] else None
+def _sending(moved: QuerySet[Relocation]) -> Sending:
+    """What the latest of them say of talk and bytes."""
+    told = moved.order_by("-ended_at").values_list("sent_bytes", "send_seconds")[:MEASURED_MOVES]
+    return fit_sending([(sent or 0, took or 0.0) for sent, took in told])
 
 
 def _leaving_deployments() -> set[UUID]:
