@@ -12,7 +12,15 @@ from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.releases import ReleaseWish
 
 _PLAIN = (
-    *("max_surge", "max_unavailable", "canary", "canary_soak_seconds", "soak_seconds", "min_requests"),
+    *(
+        "max_surge",
+        "max_unavailable",
+        "canary",
+        "canary_soak_seconds",
+        "soak_seconds",
+        "min_requests",
+        "warm_up_seconds",
+    ),
     *("max_ttft_ratio", "max_itl_ratio", "on_failure", "move_sessions", "sessions_wait_seconds"),
     "second_approver",
 )
@@ -71,6 +79,12 @@ class RolloutForm(forms.Form):
         initial=DEFAULT.min_requests,
         label="Answers needed",
         help_text="Of the new release, before a wave is judged. 0: none, for a deployment without traffic.",
+    )
+    warm_up_seconds = forms.IntegerField(
+        min_value=0,
+        initial=DEFAULT.warm_up_seconds,
+        label="Warming up, seconds",
+        help_text="Answers that a new replica begins so soon count for no duration: its caches are empty.",
     )
     max_error_percent = forms.FloatField(
         min_value=0,

@@ -135,7 +135,7 @@ def told_of(name: str, answers: Answers) -> Told:
         name,
         answers.requests,
         answers.failed,
-        quantile_seconds(answers.ttft, _P95),
+        quantile_seconds(answers.all_ttft, _P95),
         quantile_seconds(answers.itl, _P95),
     )
 

@@ -503,7 +503,7 @@ class Exchange:
         usage = self._answer.usage()
         if self._lease is not None:
             self._lease.end(usage)
-        self._account.close(outcome, slot, usage)
+        self._account.close(outcome, slot, usage, streamed=self._answer.is_stream)
         self._release()
 
     def _note_computed(self) -> None:

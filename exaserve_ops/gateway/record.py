@@ -32,7 +32,7 @@ class Account:
         self.continued_from: tuple[str, ...] = ()
         """Replicas that broke off in the middle of the answer."""
 
-    def close(self, outcome: str, slot: ReplicaSlot | None, usage: Usage) -> None:
+    def close(self, outcome: str, slot: ReplicaSlot | None, usage: Usage, *, streamed: bool = False) -> None:
         """Count it, and write it down as a turn."""
         shared, request, ask = self._shared, self._request, self._ask
         shared.counters.outcomes[outcome] += 1
@@ -64,6 +64,7 @@ class Account:
                 usage.cached_tokens,
                 usage.completion_tokens,
                 self.continued_from,
+                streamed,
             )
         )
 

@@ -113,8 +113,12 @@ class ReleaseAnswers(models.Model):
     slot_at = models.DateTimeField(help_text="When the ten seconds began.")
     requests = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
-    ttft = models.JSONField(default=dict, help_text="Counts by bucket, see `domain.spread_of_values`.")
-    itl = models.JSONField(default=dict, help_text="The same of time between tokens.")
+    ttft = models.JSONField(
+        default=dict, help_text="By kind of answer: counts by bucket, see `domain.durations`."
+    )
+    itl = models.JSONField(
+        default=dict, help_text="Counts by bucket of streamed answers' time between tokens."
+    )
     last_turn_key = models.CharField(
         max_length=40, blank=True, help_text="Stream position of the last turn counted in."
     )

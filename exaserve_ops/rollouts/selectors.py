@@ -222,10 +222,17 @@ def answers_of(rollout: Rollout, *, since: datetime) -> dict[UUID, Answers]:
         found[release_id] = Answers(
             requests=sum(row.requests for row in own),
             failed=sum(row.failed for row in own),
-            ttft=add_up(from_json(row.ttft) for row in own),
+            ttft=by_kind(row.ttft for row in own),
             itl=add_up(from_json(row.itl) for row in own),
         )
     return found
+
+
+def by_kind(kept: Iterable[Mapping[str, Mapping[str, int]]]) -> dict[str, dict[int, int]]:
+    """Durations of many slots together, by kind of answer."""
+    slots = list(kept)
+    kinds = {kind for slot in slots for kind in slot}
+    return {kind: add_up(from_json(slot.get(kind, {})) for slot in slots) for kind in kinds}
 
 
 # -- before it begins --------------------------------------------------------------------------------

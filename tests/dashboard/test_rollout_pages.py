@@ -39,6 +39,7 @@ FORM = {
     "canary_soak_seconds": 0,
     "soak_seconds": 0,
     "min_requests": 0,
+    "warm_up_seconds": 30,
     "max_error_percent": 2,
     "max_ttft_ratio": 1.5,
     "max_itl_ratio": 1.5,

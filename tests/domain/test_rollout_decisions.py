@@ -76,8 +76,8 @@ def test_waves_have_everybody_once_start_with_the_canary_and_cross_no_domain(
 
 
 def answers(requests: int, failed: int = 0, ttft_seconds: float = 0.3) -> Answers:
-    buckets = {bucket_of(ttft_seconds): requests} if requests else {}
-    return Answers(requests, failed, buckets, {bucket_of(0.02): requests} if requests else {})
+    kinds = {"stream:64": {bucket_of(ttft_seconds): requests}} if requests else {}
+    return Answers(requests, failed, kinds, {bucket_of(0.02): requests} if requests else {})
 
 
 def gate(name: str, new: Answers, old: Answers, health: Health | None = None) -> Gate:

@@ -243,7 +243,7 @@ class RolloutWorld:
         late = release == NEW and self.shown == "slow"
         failed = count // 3 if release == NEW and self.shown == "error" else 0
         buckets = {bucket_of(4.0 if late else 0.3): count} if count else {}
-        return Answers(count, failed, buckets, {bucket_of(0.02): count} if count else {})
+        return Answers(count, failed, {"stream:64": buckets}, {bucket_of(0.02): count} if count else {})
 
     # -- the controller --------------------------------------------------------------------------------
     def drive(self, *, dies_after: int | None = None) -> None:

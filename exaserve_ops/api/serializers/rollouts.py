@@ -139,7 +139,7 @@ class RolloutPlanRequestSerializer(StrictSerializer):
         help_text=(
             "`max_surge`, `max_unavailable`, `canary` (counts or shares such as `25%`), `growth` (list "
             "of sizes), `approve_waves`, `canary_soak_seconds`, `soak_seconds`, `min_requests`, "
-            "`data_deadline_seconds`, "
+            "`warm_up_seconds`, `data_deadline_seconds`, "
             "`max_error_ratio`, `max_ttft_ratio`, `max_itl_ratio`, `max_restarts`, `max_out_of_blocks`, "
             "`on_failure` (`roll_back` or `halt`), `move_sessions`, `sessions_wait_seconds`, "
             "`prewarm_seconds`, `second_approver`."

@@ -97,7 +97,7 @@ def rollout_figure(request: HttpRequest, rollout_id: UUID) -> HttpResponse:  # n
     answers = answers_of(found, since=found.created_at)
     pairs = ((found.from_release, "old"), (found.to_release, "new"))
     by_release = {
-        f"release {release.number} ({word})": answers.get(release.pk, Answers()).ttft
+        f"release {release.number} ({word})": answers.get(release.pk, Answers()).all_ttft
         for release, word in pairs
     }
     return JsonResponse(ttft_figure(by_release))

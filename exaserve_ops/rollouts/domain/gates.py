@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from exaserve_ops.rollouts.domain.chance import most_failures_by_chance
+from exaserve_ops.rollouts.domain.durations import LEAST_OLD, ByKind, Comparison, compare
 from exaserve_ops.rollouts.domain.policy import RolloutPolicy
-from exaserve_ops.rollouts.domain.spread_of_values import Buckets, quantile_seconds
+from exaserve_ops.rollouts.domain.spread_of_values import Buckets, add_up
 
 OPEN = "open"
 CLOSED = "closed"
@@ -19,7 +21,8 @@ ERRORS = "failed requests"
 TTFT = "TTFT p95"
 ITL = "time between tokens p95"
 
-P95 = 0.95
+FAILURE_CONFIDENCE = 0.99
+"""With which the gate of failed requests closes: people feel each of them, so it is quick."""
 TTFT_FLOOR_SECONDS = 0.25
 ITL_FLOOR_SECONDS = 0.025
 """Below these a multiple of the old release's figure says nothing that anybody would feel."""
@@ -31,8 +34,15 @@ class Answers:
 
     requests: int = 0
     failed: int = 0
-    ttft: Buckets = field(default_factory=dict)
+    ttft: ByKind = field(default_factory=dict)
+    """Of replicas that were warm by then, by kind of answer."""
     itl: Buckets = field(default_factory=dict)
+    """Of streamed answers of such replicas."""
+
+    @property
+    def all_ttft(self) -> Buckets:
+        """Of all kinds together."""
+        return add_up(self.ttft.values())
 
     @property
     def failed_ratio(self) -> float | None:
@@ -80,8 +90,8 @@ def judge(new: Answers, old: Answers, health: Health, policy: RolloutPolicy) -> 
         _crashes(health, policy),
         _out_of_blocks(health, policy),
         _errors(new, old, policy),
-        _duration(TTFT, (new.ttft, old.ttft), policy.max_ttft_ratio, TTFT_FLOOR_SECONDS, policy),
-        _duration(ITL, (new.itl, old.itl), policy.max_itl_ratio, ITL_FLOOR_SECONDS, policy),
+        _ttft(new, old, policy),
+        _itl(new, old, policy),
     )
 
 
@@ -126,50 +136,62 @@ def _out_of_blocks(health: Health, policy: RolloutPolicy) -> Gate:
 def _errors(new: Answers, old: Answers, policy: RolloutPolicy) -> Gate:
     allowed = (old.failed_ratio or 0.0) + policy.max_error_ratio
     limit = f"{allowed:.1%}"
-    ratio = new.failed_ratio
-    figure = "none yet" if ratio is None else f"{ratio:.1%} of {new.requests}"
-    if new.requests < policy.min_requests:
-        # Few answers prove nothing good; that more failed than all that are needed may, is proof enough.
-        if new.failed > allowed * policy.min_requests:
-            why = f"{new.failed} of {new.requests} requests failed, {limit} of {policy.min_requests} may"
-            return Gate(ERRORS, CLOSED, figure, limit, why)
-        return Gate(ERRORS, NO_DATA, figure, limit, _too_few(new.requests, policy))
-    if ratio is not None and ratio > allowed:
-        beside = f", the old release's {old.failed_ratio:.1%}" if old.failed_ratio is not None else ""
-        why = f"{ratio:.1%} of {new.requests} requests failed, {limit} may{beside}"
+    figure = f"{new.failed} of {new.requests}" if new.requests else "none yet"
+    beside = f", the old release's {old.failed_ratio:.1%}" if old.failed_ratio is not None else ""
+    by_chance = most_failures_by_chance(new.requests, allowed, FAILURE_CONFIDENCE)
+    if new.failed > by_chance:
+        # Few answers prove nothing good; that so many of them fail is proof enough.
+        why = f"{figure} requests failed, {limit} may{beside}; {by_chance} of these may by chance"
         return Gate(ERRORS, CLOSED, figure, limit, why)
-    return Gate(ERRORS, OPEN, figure, limit, "no more requests fail than of the old release")
+    if new.requests < policy.min_requests:
+        return Gate(ERRORS, NO_DATA, figure, limit, _too_few(new.requests, policy))
+    if new.failed > allowed * new.requests:
+        why = f"{figure} requests failed, more than {limit}, but as many as {by_chance} may by chance"
+        return Gate(ERRORS, NO_DATA, figure, limit, why)
+    return Gate(ERRORS, OPEN, figure, limit, f"no more than {limit} failed{beside}")
 
 
-def _duration(
-    name: str,
-    pair: tuple[Buckets, Buckets],
-    most_ratio: float,
-    floor_seconds: float,
-    policy: RolloutPolicy,
-) -> Gate:
-    new, old = (quantile_seconds(one, P95) for one in pair)
-    counts = tuple(sum(one.values()) for one in pair)
-    figure = "none yet" if new is None else f"{new:.3f} s"
-    if policy.min_requests == 0 and new is None:
-        return Gate(name, OPEN, figure, "none", "no requests are asked for")
-    if new is None or counts[0] < policy.min_requests:
-        return Gate(name, NO_DATA, figure, "not known yet", _too_few(counts[0], policy))
-    if old is None or counts[1] < policy.min_requests:
+def _ttft(new: Answers, old: Answers, policy: RolloutPolicy) -> Gate:
+    if policy.min_requests == 0 and not new.ttft:
+        return Gate(TTFT, OPEN, "none yet", "none", "no requests are asked for")
+    seen = compare(new.ttft, old.ttft, most_ratio=policy.max_ttft_ratio, floor_seconds=TTFT_FLOOR_SECONDS)
+    return _duration(TTFT, seen, policy.max_ttft_ratio, needs=policy.min_requests, policy=policy)
+
+
+def _itl(new: Answers, old: Answers, policy: RolloutPolicy) -> Gate:
+    """Only streams show when tokens came: without them nothing is asked, and few of them hold nobody up."""
+    if not new.itl:
+        return Gate(ITL, OPEN, "none streamed", "none", "none of its answers was streamed: nothing to judge")
+    pair = ({"stream": new.itl}, {"stream": old.itl})
+    seen = compare(*pair, most_ratio=policy.max_itl_ratio, floor_seconds=ITL_FLOOR_SECONDS)
+    return _duration(ITL, seen, policy.max_itl_ratio, needs=0, policy=policy)
+
+
+def _duration(name: str, seen: Comparison, ratio: float, *, needs: int, policy: RolloutPolicy) -> Gate:
+    if seen.compared_old < max(policy.min_requests, LEAST_OLD) and seen.compared + seen.left_out >= needs:
         # Once most is moved the old release answers too little to compare with, or nothing any more.
-        return Gate(
-            name,
-            OPEN,
-            figure,
-            "none",
-            f"the old release answered {counts[1]} in the same minutes: no comparison",
-        )
-    limit_seconds = max(old * most_ratio, floor_seconds)
-    limit = f"{limit_seconds:.3f} s"
-    if new > limit_seconds:
-        why = f"{name} is {new:.3f} s, {limit} may be (the old release: {old:.3f} s)"
-        return Gate(name, CLOSED, figure, limit, why)
-    return Gate(name, OPEN, figure, limit, f"the old release has {old:.3f} s")
+        why = f"the old release answered {seen.compared_old} in the same minutes: no comparison"
+        return Gate(name, OPEN, f"{seen.compared + seen.left_out} answers", "none", why)
+    limits = _limits(seen.limits_seconds)
+    figure = f"{seen.above} of {seen.compared} above {limits}" if seen.compared else "none yet"
+    may_be = f"{seen.by_chance} by chance" if seen.compared else "not known yet"
+    told = f"{seen.above} of {seen.compared} answers took longer than {limits}, {ratio:g} times the old p95"
+    if seen.is_worse:
+        return Gate(name, CLOSED, figure, may_be, f"{name}: {told}; {seen.by_chance} may by chance")
+    if seen.compared < needs:
+        others = f"; {seen.left_out} more have no equals among the old ones" if seen.left_out else ""
+        return Gate(name, NO_DATA, figure, may_be, f"{_too_few(seen.compared, policy)}{others}")
+    if seen.is_well:
+        return Gate(name, OPEN, figure, may_be, told)
+    why = f"{told}: too many to be well, and {seen.by_chance} may by chance"
+    return Gate(name, NO_DATA, figure, may_be, why)
+
+
+def _limits(seconds: tuple[float, ...]) -> str:
+    if not seconds:
+        return ""
+    first, last = f"{seconds[0]:.2g}", f"{seconds[-1]:.2g}"
+    return f"{first} s" if first == last else f"{first} to {last} s"
 
 
 def _too_few(requests: int, policy: RolloutPolicy) -> str:

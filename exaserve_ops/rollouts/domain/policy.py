@@ -41,14 +41,17 @@ class RolloutPolicy:
     """For how long a wave is watched once it runs."""
     min_requests: int = 20
     """Answers of the new release that a verdict needs; 0: none."""
+    warm_up_seconds: int = 30
+    """What began so soon after its replica was ready counts for no duration: its caches were empty, and the
+    conversations that were moved to it are computed anew all at once."""
     data_deadline_seconds: int = 900
     """A wave that has not had so many after so long halts the rollout."""
     max_error_ratio: float = 0.02
     """Share of failed requests beyond that of the old release in the same minutes."""
     max_ttft_ratio: float = 1.5
-    """TTFT p95 over that of the old release in the same minutes."""
+    """TTFT p95 over that of the old release in the same minutes, among answers of a kind."""
     max_itl_ratio: float = 1.5
-    """The same of the p95 of time between tokens."""
+    """The same of the p95 of time between tokens, of streamed answers."""
     max_restarts: int = 1
     """Restarts of one replica of the new release that are put up with."""
     max_out_of_blocks: int = 3
@@ -76,6 +79,7 @@ _WHOLE = {
     "canary_soak_seconds": _MOST_SECONDS,
     "soak_seconds": _MOST_SECONDS,
     "min_requests": 1_000_000,
+    "warm_up_seconds": 3600,
     "data_deadline_seconds": _MOST_SECONDS,
     "max_restarts": 1000,
     "max_out_of_blocks": 1_000_000,

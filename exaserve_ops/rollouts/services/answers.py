@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
 
 from exaserve_ops.lib.clock import from_unix
+from exaserve_ops.rollouts.domain.durations import kind_of
 from exaserve_ops.rollouts.domain.lifecycle import PAUSED, ROLLING_BACK, RUNNING
+from exaserve_ops.rollouts.domain.policy import read_policy
 from exaserve_ops.rollouts.domain.spread_of_values import bucket_of
 from exaserve_ops.rollouts.models import ReleaseAnswers, Rollout
 from exaserve_ops.rollouts.selectors import SLOT_SECONDS
@@ -25,59 +28,86 @@ _TOKENS_WITH_A_GAP = 2
 _Key = tuple[UUID, UUID, datetime]
 
 
+@dataclass(frozen=True, slots=True)
+class _Answerer:
+    """A replica of a deployment that rolls."""
+
+    rollout_id: UUID
+    release_id: UUID
+    warm_at_seconds: float
+    """From then on its answers count for durations; Unix seconds."""
+
+
 @transaction.atomic
 def count_answers(turns: Iterable[PositionedTurn]) -> int:
     """Count finished requests of deployments that roll; those counted before are passed over."""
-    rolling = dict(
-        Rollout.objects.filter(status__in=(RUNNING, PAUSED, ROLLING_BACK)).values_list("deployment", "pk")
-    )
+    rolling = {
+        rollout.deployment_id: rollout
+        for rollout in Rollout.objects.filter(status__in=(RUNNING, PAUSED, ROLLING_BACK))
+    }
     if not rolling:
         return 0
     ordered = [t for t in turns if t.turn.replica_id and t.turn.outcome in _COUNTED]
-    replicas = _releases_of({t.turn.replica_id for t in ordered}, rolling)
+    answerers = _answerers({t.turn.replica_id for t in ordered}, rolling)
     rows: dict[_Key, ReleaseAnswers] = {}
     counted = 0
     for positioned in ordered:
-        known = replicas.get(positioned.turn.replica_id)
-        if known is not None:
-            counted += _count(_row(rows, known, positioned.turn), positioned)
+        answerer = answerers.get(positioned.turn.replica_id)
+        if answerer is not None:
+            counted += _count(_row(rows, answerer, positioned.turn), positioned, answerer)
     for row in rows.values():
         row.save()
     return counted
 
 
-def _releases_of(replica_ids: set[str], rolling: dict[UUID, UUID]) -> dict[str, tuple[UUID, UUID]]:
-    """Rollout and release of each replica of a deployment that rolls."""
+def _answerers(replica_ids: set[str], rolling: Mapping[UUID, Rollout]) -> dict[str, _Answerer]:
     found = Replica.objects.filter(pk__in=replica_ids, deployment__in=rolling)
-    told = found.order_by().values_list("pk", "deployment", "release")
-    return {str(pk): (rolling[deployment], release) for pk, deployment, release in told}
+    told = {}
+    for pk, deployment, release, ready_at in found.order_by().values_list(
+        "pk", "deployment", "release", "ready_at"
+    ):
+        rollout = rolling[deployment]
+        warm_up = timedelta(seconds=read_policy(rollout.policy).warm_up_seconds)
+        warm_at = (ready_at + warm_up).timestamp() if ready_at is not None else 0.0
+        told[str(pk)] = _Answerer(rollout.pk, release, warm_at)
+    return told
 
 
-def _row(rows: dict[_Key, ReleaseAnswers], known: tuple[UUID, UUID], turn: TurnRecord) -> ReleaseAnswers:
+def _row(rows: dict[_Key, ReleaseAnswers], answerer: _Answerer, turn: TurnRecord) -> ReleaseAnswers:
     ended = turn.started_at_seconds + turn.duration_seconds
     slot_at = from_unix(ended - ended % SLOT_SECONDS)
-    key = (*known, slot_at)
+    key = (answerer.rollout_id, answerer.release_id, slot_at)
     if key not in rows:
-        rollout_id, release_id = known
         rows[key], _ = ReleaseAnswers.objects.select_for_update().get_or_create(
-            rollout_id=rollout_id, release_id=release_id, slot_at=slot_at
+            rollout_id=answerer.rollout_id, release_id=answerer.release_id, slot_at=slot_at
         )
     return rows[key]
 
 
-def _count(row: ReleaseAnswers, positioned: PositionedTurn) -> int:
+def _count(row: ReleaseAnswers, positioned: PositionedTurn, answerer: _Answerer) -> int:
     if _order(positioned.position) <= _order(row.last_turn_key):
         return 0
     turn = positioned.turn
     row.last_turn_key = positioned.position
     row.requests += 1
     row.failed += turn.outcome in FAILED_OUTCOMES
-    if turn.ttft_seconds is not None:
-        _add(row.ttft, turn.ttft_seconds)
-        tokens = turn.completion_tokens or 0
-        if tokens >= _TOKENS_WITH_A_GAP and turn.outcome == "ok":
-            _add(row.itl, (turn.duration_seconds - turn.ttft_seconds) / (tokens - 1))
+    # What another replica kept waiting, or began, says nothing of how long this one takes.
+    is_own = turn.attempts <= 1 and not turn.continued_from
+    if is_own and turn.started_at_seconds >= answerer.warm_at_seconds:
+        _count_durations(row, turn)
     return 1
+
+
+def _count_durations(row: ReleaseAnswers, turn: TurnRecord) -> None:
+    if turn.ttft_seconds is None:
+        return
+    known = turn.prompt_tokens is not None and turn.cached_tokens is not None
+    computed = (turn.prompt_tokens or 0) - (turn.cached_tokens or 0) if known else None
+    kind = kind_of(streamed=turn.streamed, computed_tokens=computed)
+    _add(row.ttft.setdefault(kind, {}), turn.ttft_seconds)
+    tokens = turn.completion_tokens or 0
+    if turn.streamed and tokens >= _TOKENS_WITH_A_GAP and turn.outcome == "ok":
+        _add(row.itl, (turn.duration_seconds - turn.ttft_seconds) / (tokens - 1))
 
 
 def _add(buckets: dict[str, int], seconds: float) -> None:

@@ -133,3 +133,5 @@ class TurnRecord:
     completion_tokens: int | None = None
     continued_from: tuple[str, ...] = ()
     """Replicas that broke off in the middle of the answer, in order; this one gave the rest."""
+    streamed: bool = False
+    """The answer came as events: when each token came is known, and `ttft_seconds` is that of the first."""
