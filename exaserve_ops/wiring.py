@@ -28,6 +28,7 @@ from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
 from exaserve_ops.adapters.ssh_credentials import CredentialVault
 from exaserve_ops.adapters.ssh_site import SiteSettings, SshSites
 from exaserve_ops.adapters.store_users import RedisStoreUsers, password_sha256
+from exaserve_ops.adapters.swarm_board import RedisSwarmBoard
 from exaserve_ops.adapters.turn_log import TurnLogReader
 from exaserve_ops.api import ports as api_ports
 from exaserve_ops.controllers.installations import InstallationPorts
@@ -84,6 +85,7 @@ def build_controllers() -> Controllers:
                 environment.redis_url, ttl_seconds=environment.session_seconds or DEFAULT_TTL_SECONDS
             ),
             shelf=ManifestShelf(_client()),
+            swarm_board=RedisSwarmBoard(_client()),
             doorbell=PostgresDoorbell(environment.database_url),
             reach=ReachReader(_client()),
             place_token=place_token,

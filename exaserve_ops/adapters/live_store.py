@@ -13,9 +13,11 @@ from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 
 from exaserve_ops.adapters.reports import describe_heartbeat, describe_kv, describe_weights
+from exaserve_ops.adapters.swarm_board import read_swarms
 from exaserve_ops.serving.domain.reports import LogLines
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry, NodeReport
 from exaserve_ops.weights.domain.held import StoreSight
+from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 
 LAYOUT_KEY = "exaops:live:layout"
 FRAME_KEY = "exaops:live:frame"
@@ -142,6 +144,10 @@ class RedisLiveReader:
             return {}
         told = {node_id: _describe_weights(raw) for node_id, raw in zip(ids, raws, strict=True) if raw}
         return {node_id: sight for node_id, sight in told.items() if sight is not None}
+
+    def read_swarms(self) -> dict[str, SwarmNotes]:
+        """Swarms of the last day; none where Redis is away."""
+        return read_swarms(self._sync)
 
     def read_layout(self) -> bytes | None:
         """Newest heatmap layout; `None` where there is none, or Redis is away."""

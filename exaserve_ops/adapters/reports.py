@@ -375,6 +375,8 @@ def _swarm_sight(told: SwarmSeen) -> SwarmSight:
             for complaint in told.complaints
         ),
         streams=tuple((stream.child, stream.bytes_per_second) for stream in told.streams),
+        pieces=told.pieces,
+        have_pieces=told.have_pieces,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from exaserve_ops.inventory.domain.installation import CredentialVault
@@ -11,6 +11,7 @@ from exaserve_ops.routing.domain.records import GatewayReport
 from exaserve_ops.serving.services.models import ModelFolderReader
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.weights.domain.held import StoreSight
+from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 
 
 class ReplicaLoads(Protocol):
@@ -30,6 +31,10 @@ class ReplicaLoads(Protocol):
 
     def read_weights(self, node_ids: Collection[str]) -> dict[str, StoreSight]:
         """Weights on the disks of nodes; without those that tell nothing of any."""
+        ...
+
+    def read_swarms(self) -> Mapping[str, SwarmNotes]:
+        """Swarms of the last day as the leader noted them, by revision."""
         ...
 
 

@@ -12,6 +12,7 @@ from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reports import LogLines, Received
 from exaserve_ops.sessions.domain.moves import MoveOrder, Pin
 from exaserve_ops.telemetry.domain.pictures import LivePicture
+from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 from exaserve_ops.weights.domain.wanted import WantedWeights
 
 
@@ -86,6 +87,18 @@ class ManifestShelf(Protocol):
 
     def lay_out(self, digests: Collection[str], body_of: Callable[[str], bytes], /) -> int:
         """Have these manifests there for a while; asks for the bytes of those that are not yet."""
+        ...
+
+
+class SwarmBoard(Protocol):
+    """Where people read of swarms. Nothing here fails: what is away is told of the next look."""
+
+    def read(self) -> Mapping[str, SwarmNotes]:
+        """What was noted last, by revision."""
+        ...
+
+    def publish(self, notes: Sequence[SwarmNotes], /) -> None:
+        """Replace the notes of these swarms."""
         ...
 
 

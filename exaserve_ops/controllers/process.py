@@ -37,6 +37,7 @@ from exaserve_ops.controllers.ports import (
     ReportSource,
     RouteWriter,
     SessionPins,
+    SwarmBoard,
     TurnSource,
 )
 from exaserve_ops.controllers.prewarm import LOOK_EVERY_SECONDS as PREWARM_LOOK_SECONDS
@@ -117,6 +118,7 @@ class Adapters:
     turns: TurnSource
     pins: SessionPins
     shelf: ManifestShelf
+    swarm_board: SwarmBoard
     doorbell: Doorbell
     reach: ReachSource
     place_token: PlaceToken
@@ -150,7 +152,7 @@ class Controllers:
         self._moves = SessionMoves(
             self._state, adapters.link, adapters.pins, MovePolicy(limits=adapters.move_limits)
         )
-        self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf)
+        self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf, adapters.swarm_board)
         self._handover = HandoverWatch(self._state)
         self._prewarm = PrewarmWatch(self._state)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)

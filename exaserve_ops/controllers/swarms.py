@@ -47,6 +47,8 @@ class _Direction:
 
     plan: SwarmPlan | None = None
     verdicts: Verdicts = field(default_factory=Verdicts)
+    members: frozenset[str] = frozenset()
+    total_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,17 @@ class _Member:
     port: int
     held: HeldWeights | None
     place: _Place
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmLook:
+    """One swarm as it was directed last."""
+
+    total_bytes: int
+    members: frozenset[str]
+    """Node ids."""
+    plan: SwarmPlan
+    verdicts: Verdicts
 
 
 Wishes = Mapping[str, tuple[WantedWeights, ...]]
@@ -75,6 +88,15 @@ class SwarmDirector:
     def plans(self) -> dict[str, SwarmPlan]:
         """The newest plan of each swarm, by revision."""
         return {key: d.plan for key, d in self._directions.items() if d.plan is not None}
+
+    @property
+    def looks(self) -> dict[str, SwarmLook]:
+        """Each swarm of the last step, by revision."""
+        return {
+            key: SwarmLook(d.total_bytes, d.members, d.plan, d.verdicts)
+            for key, d in self._directions.items()
+            if d.plan is not None
+        }
 
     def direct(self, wanted: Wishes, views: Collection[NodeView]) -> dict[str, tuple[WantedWeights, ...]]:
         """Add its part in each swarm to every wish of a node that can take one."""
@@ -136,6 +158,7 @@ class SwarmDirector:
             for one in wanted[node_id]
             if one.revision.digest == revision
         )
+        direction.members, direction.total_bytes = frozenset(members), total
         before = direction.plan or _plan_of(members, self._policy.stripes)
         feeds = [feed for node_id, member in members.items() for feed in _feeds(node_id, member)]
         complaints = [c for node_id, member in members.items() for c in _complaints(node_id, member)]

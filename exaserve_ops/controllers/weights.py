@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView
-from exaserve_ops.controllers.ports import AgentLink, ManifestShelf
+from exaserve_ops.controllers.ports import AgentLink, ManifestShelf, SwarmBoard
+from exaserve_ops.controllers.swarm_record import SwarmRecorder
 from exaserve_ops.controllers.swarms import SwarmDirector
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
@@ -43,12 +44,13 @@ class _Told:
 class WeightsKeeper:
     """One look at all nodes a step."""
 
-    def __init__(self, state: FleetState, link: AgentLink, shelf: ManifestShelf) -> None:
+    def __init__(self, state: FleetState, link: AgentLink, shelf: ManifestShelf, board: SwarmBoard) -> None:
         self._state = state
         self._link = link
         self._shelf = shelf
         self._told: dict[str, _Told] = {}
         self._swarms = SwarmDirector()
+        self._swarm_record = SwarmRecorder(board)
 
     def step(self) -> None:
         """Compare what is wanted with what nodes have taken in, and record what they have."""
@@ -71,6 +73,7 @@ class WeightsKeeper:
                 self._record(view, sight, names)
             except Node.DoesNotExist:
                 _log.info("event=node_gone node=%s", view.node_id)
+        self._swarm_record.step(self._swarms.looks, views)
 
     def _tell(self, view: NodeView, sight: StoreSight, wanted: tuple[WantedWeights, ...], now: float) -> None:
         told = self._told[view.node_id]

@@ -22,6 +22,7 @@ from exaserve_ops.dashboard.views import (
     replicas,
     rollouts,
     sessions,
+    swarms,
     weights,
 )
 
@@ -128,6 +129,8 @@ urlpatterns = [
     path("weights/now", weights.weights_now, name="weights_now"),
     path("weights/<uuid:model_id>", weights.weights_of_model, name="weights_of_model"),
     path("weights/<uuid:model_id>/now", weights.weights_of_model_now, name="weights_of_model_now"),
+    path("weights/<uuid:model_id>/swarm", swarms.weights_swarm_now, name="weights_swarm_now"),
+    path("weights/<uuid:model_id>/swarm/figure", swarms.weights_swarm_figure, name="weights_swarm_figure"),
     path("weights/<uuid:model_id>/act", weights.weights_act, name="weights_act"),
     path("weights/<uuid:model_id>/prewarm", weights.weights_prewarm, name="weights_prewarm"),
     path("weights/<uuid:model_id>/storage", weights.weights_storage, name="weights_storage"),

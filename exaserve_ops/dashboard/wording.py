@@ -113,6 +113,26 @@ _LOOKS = {
         "ready": ("good", "circle"),
         "failed": ("bad", "cross"),
     },
+    "swarm": {
+        "none": ("idle", "ring"),
+        "live": ("busy", "half"),
+        "over": ("good", "circle"),
+    },
+    "stream": {
+        "waiting": ("warn", "ring"),
+        "connecting": ("busy", "ring"),
+        "starved": ("warn", "half"),
+        "flowing": ("busy", "half"),
+        "done": ("good", "circle"),
+        "failed": ("bad", "cross"),
+    },
+    "trouble": {
+        "failed": ("bad", "cross"),
+        "barred": ("bad", "bar"),
+        "slow": ("warn", "down"),
+        "unreachable": ("warn", "diamond"),
+        "waiting": ("warn", "ring"),
+    },
     "gate": {
         "open": ("good", "circle"),
         "closed": ("bad", "cross"),

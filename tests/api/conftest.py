@@ -27,6 +27,7 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.weights.domain.held import StoreSight
+from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 from tests.fakes.world import JsonClient, client_with_key, make_deployment, make_node, make_user
 
 
@@ -37,6 +38,10 @@ class Telemetry:
     nodes: dict[str, dict[str, Any]]
     kv: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: dict[str, StoreSight] = field(default_factory=dict)
+    swarms: dict[str, SwarmNotes] = field(default_factory=dict)
+
+    def read_swarms(self) -> dict[str, SwarmNotes]:
+        return self.swarms
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         return self.nodes.get(node_id)

@@ -9,6 +9,8 @@ import pytest
 import redis
 
 from exaserve_ops.adapters.model_folder import ModelFolder
+from exaserve_ops.adapters.swarm_board import KEY, RedisSwarmBoard
+from exaserve_ops.controllers.swarm_record import SwarmRecorder
 from exaserve_ops.controllers.swarms import SwarmDirector
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.serving.models import Model
@@ -23,6 +25,7 @@ from workers.protocol.weights import (
     SwarmOrder,
     SwarmPull,
     SwarmSeen,
+    WeightsFrom,
     WeightsHeld,
     WeightsReport,
     WeightsState,
@@ -76,11 +79,27 @@ class Nodes:
                     self.told[node.node_id] = command.weights[0].swarm
         return self.told
 
-    def has(self, node: ScriptedNode, state: WeightsState, swarm: SwarmSeen | None = None) -> None:
+    def has(
+        self,
+        node: ScriptedNode,
+        state: WeightsState,
+        swarm: SwarmSeen | None = None,
+        *,
+        from_origin: int = 0,
+        from_peers: int = 0,
+    ) -> None:
         total = 1000
         have = total if state is WeightsState.READY else total // 2
         self.held[node.node_id] = WeightsHeld(
-            revision=self.model.digest, state=state, total_bytes=total, have_bytes=have, swarm=swarm
+            revision=self.model.digest,
+            state=state,
+            total_bytes=total,
+            have_bytes=have,
+            swarm=swarm,
+            sources=(
+                WeightsFrom(kind="http", name="origin", bytes=from_origin),
+                WeightsFrom(kind="peer", name="other", bytes=from_peers),
+            ),
         )
 
 
@@ -182,3 +201,36 @@ def test_a_new_leader_goes_on_from_what_nodes_report(nodes: Nodes) -> None:
     assert {(f.child, f.stripe): f.parent for f in plan.feeds} == {
         (child, stripe): parent for child, each in given.items() for stripe, parent in enumerate(each)
     }
+
+
+def test_people_are_told_the_plan_and_what_left_the_origin_and_a_new_leader_counts_on(
+    nodes: Nodes, redis_client: redis.Redis
+) -> None:
+    nodes.look()
+    board = RedisSwarmBoard(redis_client)
+    noted = board.read()[nodes.model.digest]
+    assert {(feed.child, feed.stripe) for feed in noted.feeds} == {
+        (node.node_id, stripe) for node in nodes.nodes for stripe in (0, 1)
+    }
+    assert all(feed.why for feed in noted.feeds)
+    first, *rest = nodes.nodes
+    nodes.has(first, WeightsState.FETCHING, from_origin=300)
+    nodes.leader.weights._swarm_record = SwarmRecorder(board)
+    nodes.look()
+    nodes.has(first, WeightsState.READY, from_origin=900, from_peers=100)
+    for node in rest:
+        nodes.has(node, WeightsState.READY, from_peers=1000)
+    # Another leader, and with it the end: it counts on from what was noted.
+    nodes.leader.weights._swarm_record = SwarmRecorder(board)
+    nodes.look()
+    noted = board.read()[nodes.model.digest]
+    assert noted.ended_at_seconds is not None
+    assert (noted.origin_bytes, noted.peer_bytes) == (900, 3100)
+    assert noted.points[-1].whole_nodes == 4
+    assert noted.feeds == ()
+
+
+def test_notes_that_cannot_be_read_cost_no_page_and_no_plan(nodes: Nodes, redis_client: redis.Redis) -> None:
+    redis_client.hset(KEY, mapping={nodes.model.digest: b"{", "sha256:other": b'{"x": 1}'})
+    assert all(order is not None for order in nodes.look().values())
+    assert set(RedisSwarmBoard(redis_client).read()) == {nodes.model.digest}

@@ -28,6 +28,8 @@ from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry
+from exaserve_ops.weights.domain.held import StoreSight
+from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 from tests.fakes.world import NOW, make_deployment, make_node, make_user
 
 OPEN_TO_ALL = {"login", "logout"}
@@ -45,6 +47,8 @@ class MemoryReader:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     kv: dict[str, dict[str, Any]] = field(default_factory=dict)
     log: list[LogEntry] = field(default_factory=list)
+    weights: dict[str, StoreSight] = field(default_factory=dict)
+    swarms: dict[str, SwarmNotes] = field(default_factory=dict)
     frame_reads: int = 0
 
     def show(self, picture: LivePicture) -> None:
@@ -71,6 +75,12 @@ class MemoryReader:
 
     async def fetch_kv(self, node_ids: Collection[str]) -> dict[str, dict[str, Any]]:
         return {node_id: self.kv[node_id] for node_id in node_ids if node_id in self.kv}
+
+    def read_weights(self, node_ids: Collection[str]) -> dict[str, StoreSight]:
+        return {node_id: self.weights[node_id] for node_id in node_ids if node_id in self.weights}
+
+    def read_swarms(self) -> dict[str, SwarmNotes]:
+        return self.swarms
 
     def read_layout(self) -> bytes | None:
         return self.layout

@@ -19,6 +19,7 @@ from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.reach_table import ReachReader, place_token
 from exaserve_ops.adapters.reports import RedisReportSource
 from exaserve_ops.adapters.route_table import RouteTableWriter
+from exaserve_ops.adapters.swarm_board import RedisSwarmBoard
 from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.fleet_state import FleetState
 from exaserve_ops.controllers.handover import HandoverWatch
@@ -111,7 +112,7 @@ def leading(client: redis.Redis) -> Iterator[Leader]:
         reconcilers=Reconcilers(state, queue, link, routes, publisher),
         live=LiveBuilder(state, publisher, routes),
         handover=HandoverWatch(state),
-        weights=WeightsKeeper(state, link, ManifestShelf(client)),
+        weights=WeightsKeeper(state, link, ManifestShelf(client), RedisSwarmBoard(client)),
     )
     celery: Celery = link._celery
     celery.close()

@@ -25,6 +25,10 @@ from workers.protocol.observed import (
     UnknownProcess,
 )
 from workers.protocol.weights import (
+    SwarmComplaint,
+    SwarmPull,
+    SwarmSeen,
+    SwarmStream,
     WeightsFrom,
     WeightsHeld,
     WeightsReport,
@@ -266,7 +270,31 @@ _WEIGHTS = WeightsReport(
         ),
     ),
 )
-_HEARTBEAT = msgspec.structs.replace(_HEARTBEAT_1_4, weights=_WEIGHTS)
+_HEARTBEAT_1_5 = msgspec.structs.replace(_HEARTBEAT_1_4, weights=_WEIGHTS)
+_SWARM = SwarmSeen(
+    pulls=(
+        SwarmPull(
+            stripe=1,
+            parent="node-2",
+            stage="flowing",
+            bytes_per_second=1e9,
+            starved_ratio=0.25,
+            lasted_seconds=9.5,
+            bottleneck="disk",
+            why="it had nothing new",
+        ),
+    ),
+    complaints=(SwarmComplaint(parent="node-3", bad_pieces=1, unreachable=True),),
+    streams=(SwarmStream(child="node-4", bytes_per_second=5e8),),
+    pieces=33_000,
+    have_pieces=16_500,
+)
+_HEARTBEAT = msgspec.structs.replace(
+    _HEARTBEAT_1_5,
+    weights=msgspec.structs.replace(
+        _WEIGHTS, held=(msgspec.structs.replace(_WEIGHTS.held[0], swarm=_SWARM),)
+    ),
+)
 _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
 )
@@ -366,12 +394,13 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
     "v1.4-session_sent": _SESSION_SENT_1_4,
     "v1.4-heartbeat": _HEARTBEAT_1_4,
+    "v1.5-heartbeat": _HEARTBEAT_1_5,
     "v1.4-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_4,)),
     "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
 _MINOR_OF_SAMPLE = {
-    "hello": 4, "heartbeat": 5, "end_process": 3, "set_kv_limits": 4, "apply_desired": 5, "move_session": 4,
+    "hello": 4, "heartbeat": 6, "end_process": 3, "set_kv_limits": 4, "apply_desired": 5, "move_session": 4,
     "let_session_go": 4, "session_sent": 5, "apply_weights": 5,
 }  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""

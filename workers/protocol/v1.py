@@ -26,7 +26,7 @@ from workers.protocol.weights import WeightsReport, WeightsWanted
 from workers.protocol.wish import ReplicaSpec
 
 MAJOR = 1
-MINOR = 5
+MINOR = 6
 """1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes.
 2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory.
 3: Hello has cards that are cut into slices, and links as they are now; unknown processes say whose

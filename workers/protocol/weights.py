@@ -78,6 +78,9 @@ class SwarmSeen(Part, frozen=True, kw_only=True):
     pulls: tuple[SwarmPull, ...] = ()
     complaints: tuple[SwarmComplaint, ...] = ()
     streams: tuple[SwarmStream, ...] = ()
+    pieces: int = 0
+    """Of the revision; 0: not known. Since 1.6, as `have_pieces`."""
+    have_pieces: int = 0
 
 
 class WeightsWanted(Part, frozen=True, kw_only=True):

@@ -198,6 +198,8 @@ def _seen(part: _Part, streams: Sequence[SwarmStream]) -> SwarmSeen:
         pulls=part.fetch.pulls(),
         complaints=_complaints(status),
         streams=tuple(streams[:_MOST_TOLD]),
+        pieces=part.fetch.pieces,
+        have_pieces=status.have_pieces,
     )
 
 

@@ -110,6 +110,11 @@ class SwarmFetch:
         """Whether what it has is given to others."""
         return not self._member.board.closed
 
+    @property
+    def pieces(self) -> int:
+        """Pieces of the revision."""
+        return self._staged.row.count
+
     def follow(self, stripes: Sequence[Sequence[Parent]]) -> None:
         """Pull each stripe from the first of these that gives; may be told anew at any time."""
         with self._lock:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import ClassVar
 from uuid import UUID
 
@@ -25,11 +24,10 @@ from exaserve_ops.api.serializers.serving import (
 )
 from exaserve_ops.api.serializers.swarms import SwarmSerializer
 from exaserve_ops.api.views.base import ReadableViewSet
-from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.selectors.swarms import model_swarm
 from exaserve_ops.serving.services.models import FolderReading, register_model
-from exaserve_ops.weights.domain.swarms import swarm_health
 
 RETRY_SECONDS = 1
 
@@ -86,11 +84,9 @@ class ModelViewSet(ReadableViewSet[Model]):
     @extend_schema(responses={200: SwarmSerializer})
     @action(detail=True, methods=["get"])
     def swarm(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
-        """Say how the weights go from node to node now: who has how much, from whom, and how fast."""
+        """Say how the weights go from node to node: who has how much, from whom, how fast, and what is wrong.
+
+        A swarm that is over is told for a day, with what the origin gave.
+        """
         check_parameters(request.query_params, (), ())
-        model = self.get_object()
-        node_ids = {str(node_id) for node_id in nodes_in_service().values_list("pk", flat=True)}
-        sights = replica_loads().read_weights(node_ids)
-        total_bytes = sum(file.size_bytes for file in model.files.all())
-        health = swarm_health(model.digest, total_bytes, sights)
-        return Response(SwarmSerializer(asdict(health)).data)
+        return Response(SwarmSerializer(model_swarm(self.get_object(), replica_loads())).data)

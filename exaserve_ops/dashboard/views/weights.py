@@ -13,6 +13,7 @@ from django.views.decorators.http import require_POST, require_safe
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.reading import history_of
+from exaserve_ops.dashboard.views.swarms import swarm_context, swarms_now
 from exaserve_ops.dashboard.weights import picture_of, policy_words
 from exaserve_ops.dashboard.weights_forms import PrewarmForm, StorageForm, initial_of
 from exaserve_ops.inventory.models import Node
@@ -54,7 +55,7 @@ def _all() -> dict[str, Any]:
         found = model_weights(model, reader.read_nodes)
         models.append((model, picture_of(found.nodes), policy_words(found.policy), found.policy))
     stores = NodeStore.objects.select_related("node").order_by("node__name")
-    return {"models": models, "stores": stores}
+    return {"models": models, "stores": stores, "swarms": swarms_now()}
 
 
 @require_safe
@@ -71,6 +72,7 @@ def weights_of_model(request: HttpRequest, model_id: UUID) -> HttpResponse:
         "prewarm_form": PrewarmForm(initial=initial_of(found.policy)),
         "storage_form": StorageForm(initial=storage),
         "events": history_of("model", model_id),
+        **swarm_context(context["model"]),
     }
     return render(request, "weights/page.html", context)
 

@@ -48,6 +48,9 @@ class SwarmSight:
     complaints: tuple[ComplaintSight, ...] = ()
     streams: tuple[tuple[str, float], ...] = ()
     """(child, bytes per second) of what it gives."""
+    pieces: int = 0
+    """Of the revision; 0: not known."""
+    have_pieces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
