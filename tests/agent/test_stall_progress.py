@@ -9,15 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.node import make_spec
-from workers.agent.facts import AttemptFacts, Held, Kill, ModelCheck, Policy, Probe, ReplicaFacts, Terminate
-from workers.agent.memory import find_held
+from workers.agent.facts import AttemptFacts, Kill, Policy, Probe, ReplicaFacts, Terminate
 from workers.agent.probing import DENIALS_TO_BE_DEAD, Answer, Outcome, ProbeState, advance
 from workers.agent.progress import LONGEST_GAP_SECONDS, Progress, look
 from workers.agent.scraper import _told
 from workers.agent.supervisor import launch_digest, plan
 from workers.engines.base import EngineSample
-from workers.protocol.hardware import AcceleratorInfo
-from workers.protocol.observed import ObservedState, UnknownProcess
+from workers.protocol.observed import ObservedState
 
 POLICY = Policy()
 
@@ -224,38 +222,3 @@ def test_what_outlives_sigkill_is_named_as_holding_the_memory() -> None:
     ending = facts(term_sent_at_seconds=900.0, kill_sent_at_seconds=999.0)
     assert decide(ending).held_by_pids == (10, 11)
     assert decide(facts(term_sent_at_seconds=995.0, kill_sent_at_seconds=999.0)).held_by_pids == ()
-
-
-# -- memory that is really free -------------------------------------------------------------------------
-GPU = AcceleratorInfo(uuid="GPU-1", kind="cuda", name="", memory_bytes=100 << 20)
-
-
-def foreign(pid: int, mebibytes: int, uuid: str = "GPU-1") -> UnknownProcess:
-    return UnknownProcess(pid=pid, accelerator_uuid=uuid, memory_bytes=mebibytes << 20)
-
-
-def test_launch_waits_while_somebody_holds_the_promised_memory() -> None:
-    spec = make_spec("r", accelerator_uuids=("GPU-1",), memory_bytes=60 << 20)
-    held = find_held(spec, [GPU], [foreign(7, 30), foreign(5, 20)])
-    assert held is not None
-    assert held.pids == (5, 7)
-    assert "60 MiB of GPU-1 are needed, 50 MiB are held by pid 5, 7" in held.text
-    found = ReplicaFacts("r", spec, generation=1, model=ModelCheck.GOOD, held=held)
-    decision = decide(found)
-    assert (decision.state, decision.held_by_pids, decision.actions) == (ObservedState.WAITING, (5, 7), ())
-    assert decide(replace(found, held=None)).actions
-
-
-def test_memory_that_fits_beside_somebody_is_enough() -> None:
-    spec = make_spec("r", accelerator_uuids=("GPU-1",), memory_bytes=60 << 20)
-    assert find_held(spec, [GPU], [foreign(7, 30)]) is None
-    assert find_held(spec, [GPU], [foreign(7, 90, "GPU-2")]) is None
-    assert find_held(spec, [], [foreign(7, 90)]) is None
-    assert find_held(make_spec("r"), [GPU], [foreign(7, 90)]) is None
-
-
-def test_need_is_counted_for_each_accelerator() -> None:
-    spec = make_spec("r", accelerator_uuids=("GPU-1", "GPU-2"), memory_bytes=120 << 20)
-    other = AcceleratorInfo(uuid="GPU-2", kind="cuda", name="", memory_bytes=100 << 20)
-    assert find_held(spec, [GPU, other], [foreign(7, 40, "GPU-2")]) is None
-    assert isinstance(find_held(spec, [GPU, other], [foreign(7, 41, "GPU-2")]), Held)

@@ -57,7 +57,7 @@ def foreign_watch(places: Places, said: list[None]) -> ForeignWatch:
     return ForeignWatch(
         NODE,
         probe(),
-        set,
+        dict,
         lambda: places,
         on_misplaced=lambda: said.append(None),
         describe=lambda found: found,

@@ -19,6 +19,8 @@ from workers.protocol.observed import (
     HostTelemetry,
     KvSwaps,
     KvTier,
+    MemoryHolder,
+    MemoryWait,
     ObservedState,
     ReplicaObserved,
     ReplicaTelemetry,
@@ -271,6 +273,18 @@ _WEIGHTS = WeightsReport(
     ),
 )
 _HEARTBEAT_1_5 = msgspec.structs.replace(_HEARTBEAT_1_4, weights=_WEIGHTS)
+_MEMORY_WAIT = MemoryWait(
+    place="GPU-1",
+    needed_bytes=60 << 30,
+    free_bytes=12 << 30,
+    total_bytes=80 << 30,
+    waited_seconds=4.5,
+    at_most_seconds=300.0,
+    holders=(
+        MemoryHolder(kind="stranger", pid=123, replica_id="r-9", command="python", memory_bytes=68 << 30),
+    ),
+)
+_REPLICA_1_6 = msgspec.structs.replace(_REPLICA, memory_wait=_MEMORY_WAIT)
 _SWARM = SwarmSeen(
     pulls=(
         SwarmPull(
@@ -291,6 +305,7 @@ _SWARM = SwarmSeen(
 )
 _HEARTBEAT = msgspec.structs.replace(
     _HEARTBEAT_1_5,
+    replicas=(_REPLICA_1_6,),
     weights=msgspec.structs.replace(
         _WEIGHTS, held=(msgspec.structs.replace(_WEIGHTS.held[0], swarm=_SWARM),)
     ),

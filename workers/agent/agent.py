@@ -27,7 +27,8 @@ from workers.agent.home import Home, HomeError, HomeLock
 from workers.agent.intake import IntakeChild, IntakeServer
 from workers.agent.journal import Journal
 from workers.agent.leftovers import Leftovers
-from workers.agent.memory import find_held, find_unseen
+from workers.agent.memory import find_unseen
+from workers.agent.memory_gate import MemoryGate, OnNode
 from workers.agent.model_files import ModelVerifier
 from workers.agent.pulse import PulseThread
 from workers.agent.reconcile import ReconcileLoop, Reconciler
@@ -45,7 +46,7 @@ from workers.probes.limits import read_limits, usable_cpu_count, usable_memory_b
 from workers.probes.mps import MpsProbe
 from workers.protocol import v1
 from workers.protocol.observed import AgentLiveness, ReplicaObserved
-from workers.protocol.wish import ReplicaSpec
+from workers.protocol.wish import ReplicaSpec, WantedState
 
 DEFAULT_ADDRESS = "127.0.0.1"
 _WATCH_SECONDS = 0.5
@@ -84,8 +85,6 @@ class Agent:
         self._scraper = Scraper()
         self._hardware = HardwareWatch(self._probe(), self._take_over_hardware)
         self._weights = NodeWeights(home, identity, self._config, self._journal, self._wake)
-        self._runner, self._reconciler = self._build_reconciler()
-        self._loop = ReconcileLoop(self._reconciler)
         self._leftovers = Leftovers(
             identity.node_id,
             home.logs,
@@ -102,7 +101,11 @@ class Agent:
             on_misplaced=self._say_hello,
             describe=self._leftovers.describe,
             on_processes=self._footprints.take,
+            on_memory=self._wake,
         )
+        self._memory = MemoryGate(self._foreign, self._on_node, config.memory_wait_seconds)
+        self._runner, self._reconciler = self._build_reconciler()
+        self._loop = ReconcileLoop(self._reconciler)
         self._reporter = Reporter(
             identity.redis_url,
             identity.node_id,
@@ -143,10 +146,13 @@ class Agent:
             journal=self._journal,
             verifier=verifier,
             adapters=self._adapters,
+            held=self._held,
         )
         runner.accelerators = self._hardware.survey.accelerators
         reconciler = Reconciler(
-            Observer(node_id, self._journal, self._scraper, verifier, self._held),
+            Observer(
+                node_id, self._journal, self._scraper, verifier, self._held, memory_notes=self._memory.notes
+            ),
             runner,
             self._scraper,
             StrayWatch(node_id, grace),
@@ -159,7 +165,21 @@ class Agent:
     def _held(self, spec: ReplicaSpec) -> Held | None:
         here = self._runner.accelerators
         unseen = find_unseen(spec, here, complete=self._hardware.survey.complete)
-        return unseen or find_held(spec, here, self._foreign.found)
+        return unseen or self._memory.held(spec)
+
+    def _on_node(self) -> OnNode:
+        """What runs here by the newest wish; whatever else has an attempt is on its way out."""
+        wish = self._journal.wish()
+        specs = {spec.replica_id: spec for spec in wish.specs} if wish else {}
+        going_on = (
+            row for row in self._journal.attempts() if row.drain_since is None and row.term_sent_at is None
+        )
+        running = tuple(
+            (specs[row.replica_id], row.ready_at is not None)
+            for row in going_on
+            if row.replica_id in specs and specs[row.replica_id].wanted is WantedState.RUN
+        )
+        return OnNode(self._runner.accelerators, running, self._runner.holders.sharing())
 
     def _wake(self) -> None:
         self._loop.wake()
@@ -228,9 +248,9 @@ class Agent:
         self._lock.release()
         logger.info("agent ended; replicas go on")
 
-    def _own_sessions(self) -> set[int]:
-        replicas = {row.pid for row in self._journal.attempts() if row.pid is not None}
-        return replicas | self._runner.holders.pids()
+    def _own_sessions(self) -> dict[int, str]:
+        replicas = {row.pid: row.replica_id for row in self._journal.attempts() if row.pid is not None}
+        return dict.fromkeys(self._runner.holders.pids(), "") | replicas
 
     def _open_attempts(self) -> set[tuple[str, int]]:
         return {row.key for row in self._journal.attempts()}

@@ -21,6 +21,7 @@ from workers.agent.device_env import (
     mps_environment,
     with_devices,
 )
+from workers.agent.facts import HeldMemory
 from workers.agent.holders import DeviceHolders, HolderStartingError, HolderState
 from workers.agent.home import Home, Identity
 from workers.agent.journal import AttemptRow, Journal
@@ -68,7 +69,9 @@ class AttemptRunner:
         journal: Journal,
         verifier: ModelVerifier,
         adapters: Mapping[str, base.EngineAdapter],
+        held: HeldMemory = lambda _spec: None,
     ) -> None:
+        self._held = held
         self._home = home
         self._identity = identity
         self._config = config
@@ -126,6 +129,8 @@ class AttemptRunner:
             known = ", ".join(sorted(self._adapters))
             self._refuse(spec, f"engine {spec.engine!r} is not known here; known: {known}")
             return
+        if self._held(spec) is not None:
+            return  # another launch of this very round took the room
         try:
             row, launch = self._prepare(action, spec, adapter, now)
         except (base.EngineOptionError, ModelMismatchError, DeviceError) as error:

@@ -48,6 +48,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """From SIGTERM to SIGKILL."""
     starts_at_once: int = 4
     """Engines that may start at the same time, since they share a disk; 0: any number."""
+    memory_wait_seconds: float = 300.0
+    """For so long a launch waits until the memory that it was promised is seen to be free; 0: not at all."""
     log_cap_bytes: int = 64 * 1024 * 1024
     weights_folder: str = ""
     """Where copies of weights lie, on a fast disk of the node's own; empty: in the agent's home."""
@@ -89,6 +91,10 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError("canary_seconds and stop_grace_seconds must be positive")
         if self.starts_at_once < 0:
             raise ConfigError(f"starts_at_once is {self.starts_at_once}; give 0 for any number, or a limit")
+        if self.canary_seconds <= 0 or min(self.stop_grace_seconds, self.memory_wait_seconds) < 0:
+            raise ConfigError(
+                "canary_seconds must be positive; stop_grace_seconds and memory_wait_seconds not negative"
+            )
         return self
 
     def _lowest_of_weights(self) -> float:

@@ -6,10 +6,11 @@ Times are monotonic seconds of this boot of the machine.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from workers.protocol.observed import ObservedState
+from workers.protocol.observed import MemoryWait, ObservedState
 from workers.protocol.wish import ReplicaSpec
 
 
@@ -114,10 +115,17 @@ class AttemptFacts:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Processes that are not ours and hold memory that is promised to a replica."""
+    """Why a replica is not launched now: the memory that it was promised is not free, or not seen."""
 
     pids: tuple[int, ...]
+    """Processes that are not ours and keep it out; the fleet has to help."""
     text: str
+    wait: MemoryWait | None = None
+    """The figures, where memory is what is waited for."""
+
+
+HeldMemory: TypeAlias = Callable[[ReplicaSpec], Held | None]
+"""What the launch of a replica waits for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,8 @@ class ReplicaFacts:
     """Processes of this replica that no open attempt knows; nothing is launched beside them."""
     held: Held | None = None
     """Who sits on the memory that a launch would need; `None` where it is free or unknown."""
+    memory_note: str = ""
+    """Why it may be launched though its memory was not seen to be free."""
     last_stalled: bool = False
     """The last attempt was ended because it stood still."""
     attempt: AttemptFacts | None = None
@@ -232,3 +242,4 @@ class Decision:
     retry_in_seconds: float | None = None
     stalled: bool = False
     held_by_pids: tuple[int, ...] = ()
+    memory_wait: MemoryWait | None = None

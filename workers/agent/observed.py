@@ -39,6 +39,7 @@ def _observe_one(snapshot: Snapshot, decision: Decision, now: float) -> ReplicaO
         last_exit=_last_exit(row, decision.state, now),
         stalled=decision.stalled,
         held_by_pids=decision.held_by_pids,
+        memory_wait=decision.memory_wait,
     )
     attempt = snapshot.attempts.get(replica_id)
     if attempt is None:

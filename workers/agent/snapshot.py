@@ -6,9 +6,10 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from workers.agent import logs, processes
-from workers.agent.facts import AttemptFacts, Held, ModelCheck, Probe, ReplicaFacts
+from workers.agent.facts import AttemptFacts, HeldMemory, ModelCheck, Probe, ReplicaFacts
 from workers.agent.journal import AttemptRow, Journal, ReplicaRow, Wish
 from workers.agent.model_files import ModelVerifier
 from workers.agent.probing import ProbeState
@@ -16,9 +17,6 @@ from workers.agent.processes import ExitRecord, LaunchLabel, ProcessId
 from workers.agent.scraper import Scraper
 from workers.kv.hoards import AttemptKey
 from workers.protocol.wish import ReplicaSpec
-
-HeldMemory = Callable[[ReplicaSpec], Held | None]
-"""Who holds memory that a replica was promised."""
 
 Hoarding = Callable[[AttemptKey], float]
 """For how long an attempt has kept KV blocks that others are guaranteed, in seconds."""
@@ -50,9 +48,13 @@ class Observer:
         scraper: Scraper,
         verifier: ModelVerifier,
         held: HeldMemory = lambda _spec: None,
+        *,
+        memory_notes: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        """Look at one node. `memory_notes` fills as `held` is asked: see `ReplicaFacts.memory_note`."""
         self._node_id = node_id
         self._held = held
+        self._memory_notes = memory_notes
         self._journal = journal
         self._scraper = scraper
         self._verifier = verifier
@@ -109,8 +111,10 @@ class Observer:
         stray_pids: tuple[int, ...],
     ) -> ReplicaFacts:
         check, reason = ModelCheck.UNKNOWN, ""
+        held = None
         if spec is not None and attempt is None:
             check, reason = self._verifier.verdict(spec.model, spec.generation)
+            held = self._held(spec)
         return ReplicaFacts(
             replica_id=row.replica_id,
             spec=spec,
@@ -124,7 +128,8 @@ class Observer:
             model=check,
             model_reason=reason,
             stray_pids=stray_pids,
-            held=self._held(spec) if spec is not None and attempt is None else None,
+            held=held,
+            memory_note=self._memory_notes.get(row.replica_id, "") if attempt is None else "",
             last_stalled=row.last_exit.stalled if row.last_exit else False,
             attempt=attempt,
         )

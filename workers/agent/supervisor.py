@@ -22,6 +22,7 @@ from workers.agent.facts import (
     Decision,
     Ending,
     ForgetCrashes,
+    Held,
     Kill,
     Launch,
     ModelCheck,
@@ -279,11 +280,21 @@ def _plan_idle(facts: ReplicaFacts, now: float, policy: Policy) -> Decision:
         reason = f"a process of an earlier launch must go first: pid {facts.stray_pids[0]}"
         return Decision(facts.replica_id, ObservedState.WAITING, reason, held_by_pids=facts.stray_pids)
     if facts.held is not None:
-        # No attempt is burnt on memory that is not there.
-        return Decision(
-            facts.replica_id, ObservedState.WAITING, facts.held.text, held_by_pids=facts.held.pids
-        )
+        return _wait_for_memory(facts, facts.held)
     return _back_off_then_launch(facts, crashes, now, policy)
+
+
+def _wait_for_memory(facts: ReplicaFacts, held: Held) -> Decision:
+    """No attempt is burnt on memory that is not there; meanwhile its model can be made ready."""
+    check = CheckModel(facts.replica_id, "model files are verified while its memory is waited for")
+    return Decision(
+        facts.replica_id,
+        ObservedState.WAITING,
+        held.text,
+        (check,) if facts.model is ModelCheck.UNKNOWN else (),
+        held_by_pids=held.pids,
+        memory_wait=held.wait,
+    )
 
 
 def _back_off_then_launch(facts: ReplicaFacts, crashes: int, now: float, policy: Policy) -> Decision:
@@ -322,5 +333,6 @@ def _check_model_then_launch(facts: ReplicaFacts, crashes: int) -> Decision:
             )
         case ModelCheck.GOOD:
             why = f"relaunch after crash {crashes}" if crashes else "wanted and not running"
+            why = f"{why}; {facts.memory_note}" if facts.memory_note else why
             launch = Launch(facts.replica_id, facts.last_attempt + 1, why)
             return Decision(facts.replica_id, ObservedState.STARTING, why, (launch,))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from workers.probes import amd, intel, nvidia
-from workers.probes.devices import AcceleratorProcess, Device, Inventory
+from workers.probes.devices import AcceleratorProcess, CardMemory, Device, Inventory
 from workers.probes.limits import Limits, read_limits, usable_cpu_count, usable_memory_bytes
 from workers.probes.mps import MpsProbe, MpsState
 from workers.probes.selection import SelectionError, select_visible
@@ -23,6 +23,7 @@ _LONGEST_UUID = 80
 """As the control plane keeps it."""
 _NO_CARDS = "No devices were found"
 _AMD_STATIC = ("static", "--json")
+_ROCM_MEMORY = ("--showuniqueid", "--showmeminfo", "vram", "--showproductname", "--showbus", "--json")
 _XPU_LIST = ("discovery", "-j")
 
 
@@ -71,7 +72,7 @@ class AcceleratorProbe:
         self._amd = VendorTool("amd-smi")
         self._rocm = VendorTool("rocm-smi")
         self._xpu = VendorTool("xpu-smi")
-        self._static: dict[str, str] = {}
+        self._static: dict[tuple[str, ...], str] = {}
         """Pages that only a survey asks for anew: the tools that make them take a second each."""
 
     def survey(self) -> Survey:
@@ -113,16 +114,51 @@ class AcceleratorProbe:
             found += self._named(intel.parse_xpu_smi(self._once(self._xpu, _XPU_LIST), processes=page))
         return tuple(found)
 
+    def memory(self) -> dict[str, CardMemory]:
+        """Memory of each card and slice as it is now, by UUID; without those whose tool does not say."""
+        found: list[Device] = []
+        if self._nvidia.present:
+            found += self._nvidia_memory()
+        if self._amd.present:
+            metric = self._amd.ask("metric", "--json").text
+            found += amd.parse_amd_smi(self._once(self._amd, _AMD_STATIC), metric=metric).devices
+        elif self._rocm.present:
+            found += amd.parse_rocm_smi(self._rocm.ask(*_ROCM_MEMORY).text).devices
+        if self._xpu.present:
+            found += self._intel_memory()
+        named = name_for_fleet(Inventory(tuple(found)), self._node_id).devices
+        return {
+            device.uuid: CardMemory(device.memory_bytes, device.memory_used_bytes)
+            for device in named
+            if device.memory_bytes and device.memory_used_bytes is not None
+        }
+
+    def _nvidia_memory(self) -> tuple[Device, ...]:
+        """Slices stand on the long page alone, and by UUID in the listing alone."""
+        listed = nvidia.parse_list(self._nvidia.ask("-L").text)
+        if any(card.slices for card in listed):
+            return nvidia.parse_query(self._nvidia.ask("-q", "-x").text, listed).devices
+        page = self._nvidia.ask(f"--query-gpu={','.join(nvidia.GPU_COLUMNS)}", "--format=csv").text
+        return nvidia.parse_gpu_csv(page).devices
+
+    def _intel_memory(self) -> tuple[Device, ...]:
+        listing = self._once(self._xpu, _XPU_LIST)
+        numbers = [str(number) for number in intel.device_ids(listing)]
+        details = [self._once(self._xpu, ("discovery", "-d", number, "-j")) for number in numbers]
+        stats = [self._xpu.ask("stats", "-d", number, "-j").text for number in numbers]
+        return intel.parse_xpu_smi(listing, details, stats).devices
+
     def _named(self, inventory: Inventory) -> tuple[AcceleratorProcess, ...]:
         return name_for_fleet(inventory, self._node_id).processes
 
     def _once(self, tool: VendorTool, arguments: tuple[str, ...]) -> str:
-        if tool.name not in self._static:
+        key = (tool.name, *arguments)
+        if key not in self._static:
             answer = tool.ask(*arguments)
             if not answer.good:
                 return ""
-            self._static[tool.name] = answer.text
-        return self._static[tool.name]
+            self._static[key] = answer.text
+        return self._static[key]
 
     def _survey_nvidia(self) -> _Found:
         tool = self._nvidia
@@ -155,16 +191,14 @@ class AcceleratorProbe:
         if self._amd.present:
             static = self._amd.ask(*_AMD_STATIC)
             if static.good:
-                self._static[self._amd.name] = static.text
+                self._static[self._amd.name, *_AMD_STATIC] = static.text
                 metric, processes = (self._amd.ask(page, "--json").text for page in ("metric", "process"))
                 inventory = amd.parse_amd_smi(static.text, processes, metric)
                 if inventory.devices:
                     return _Found(inventory)
         if not self._rocm.present:
             return _Found(complete=not self._amd.present)
-        answer = self._rocm.ask(
-            "--showuniqueid", "--showmeminfo", "vram", "--showproductname", "--showbus", "--json"
-        )
+        answer = self._rocm.ask(*_ROCM_MEMORY)
         return _from_answer(answer, amd.parse_rocm_smi(answer.text))
 
     def _survey_intel(self) -> _Found:
@@ -173,7 +207,7 @@ class AcceleratorProbe:
             return _Found()
         answer = tool.ask(*_XPU_LIST)
         if answer.good:
-            self._static[tool.name] = answer.text
+            self._static[tool.name, *_XPU_LIST] = answer.text
         numbers = [str(number) for number in intel.device_ids(answer.text)]
         details = [tool.ask("discovery", "-d", number, "-j").text for number in numbers]
         stats = [tool.ask("stats", "-d", number, "-j").text for number in numbers]

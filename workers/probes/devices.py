@@ -39,6 +39,14 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
+class CardMemory:
+    """Memory of a card or slice, as its tool tells it at one moment."""
+
+    total_bytes: int
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class AcceleratorProcess:
     """A process that holds memory of an accelerator."""
 

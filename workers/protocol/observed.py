@@ -111,6 +111,32 @@ class ReplicaTelemetry(Part, frozen=True, kw_only=True):
     Absent where nothing was evicted for lack of room, or goes to a lower tier. Since 1.5."""
 
 
+class MemoryHolder(Part, frozen=True, kw_only=True):
+    """Who is in the way of a launch. Since 1.6."""
+
+    kind: str
+    """`stranger`, `leaving` (a replica that is ending), `running` (one that has more than it is promised), or
+    `unnamed`: in use by no process that is named, such as memory that the driver has yet to give back."""
+    pid: int = 0
+    replica_id: str = ""
+    command: str = ""
+    memory_bytes: int | None = None
+
+
+class MemoryWait(Part, frozen=True, kw_only=True):
+    """A launch waits until memory is seen to be free. Since 1.6."""
+
+    place: str
+    """The accelerator, or `host`."""
+    needed_bytes: int
+    free_bytes: int
+    total_bytes: int
+    waited_seconds: float = 0.0
+    at_most_seconds: float | None = None
+    """Then it is launched all the same; `None`: strangers keep it out, and only the fleet can help."""
+    holders: tuple[MemoryHolder, ...] = ()
+
+
 class ReplicaObserved(Part, frozen=True, kw_only=True):
     """One replica as the agent sees it now."""
 
@@ -138,6 +164,8 @@ class ReplicaObserved(Part, frozen=True, kw_only=True):
     """Processes that hold the memory, or are left of the last attempt, that it waits for."""
     memory_used_bytes: int | None = None
     """Really taken: of its cards all together, or of the machine's on a CPU. Since 1.4."""
+    memory_wait: MemoryWait | None = None
+    """What a launch that was promised its memory waits for. Since 1.6."""
 
 
 class UnknownProcess(Part, frozen=True, kw_only=True):

@@ -37,7 +37,8 @@ have an MPS share, and Hello says whether the node can give one; a session's KV 
 replica.
 5: a sent session says what its blocks went by; a node is told which weights to have on its disk, and says
 which it has; a replica's model may be one of these; a replica's load says how
-long unused what it evicted last was."""
+long unused what it evicted last was.
+6: a node says how the swarm feeds it; a replica says what memory its launch waits for."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
