@@ -13,11 +13,17 @@ import redis
 from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link, NodeFacts, Topology
 from exaserve_ops.serving.domain import reports
 from exaserve_ops.serving.domain.kv_pools import PoolFacts
-from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica, ReplicaLoad
+from exaserve_ops.serving.domain.observed import (
+    MemoryShortage,
+    MemoryUser,
+    ObservedExit,
+    ObservedReplica,
+    ReplicaLoad,
+)
 from exaserve_ops.weights.domain.held import ComplaintSight, HeldWeights, PullSight, StoreSight, SwarmSight
 from workers.protocol import hardware, kv_pools, names, v1
 from workers.protocol.hardware import AcceleratorInfo
-from workers.protocol.observed import ExitInfo, ReplicaObserved, ReplicaTelemetry
+from workers.protocol.observed import ExitInfo, MemoryWait, ReplicaObserved, ReplicaTelemetry
 from workers.protocol.weights import SwarmSeen, WeightsHeld, WeightsReport
 
 GROUP = "ingest"
@@ -401,6 +407,18 @@ def _replica(seen: ReplicaObserved) -> ObservedReplica:
         cast("ReplicaLoad | None", seen.telemetry),
         seen.stalled,
         seen.held_by_pids,
+        None if seen.memory_wait is None else _memory_wait(seen.memory_wait),
+    )
+
+
+def _memory_wait(wait: MemoryWait) -> MemoryShortage:
+    return MemoryShortage(
+        wait.place,
+        wait.needed_bytes,
+        wait.free_bytes,
+        wait.total_bytes,
+        wait.at_most_seconds,
+        tuple(MemoryUser(h.kind, h.pid, h.replica_id, h.command, h.memory_bytes) for h in wait.holders),
     )
 
 

@@ -127,5 +127,6 @@ def fingerprint(replica: ObservedReplica) -> Fingerprint:
         replica.address,
         replica.stalled,
         replica.held_by_pids,
+        replica.memory_wait is not None,
         replica.last_exit.attempt if replica.last_exit else 0,
     )

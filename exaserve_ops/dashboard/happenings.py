@@ -72,6 +72,8 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "departure_asked": "is being left by its sessions",
         "departure_withdrawn": "keeps its sessions after all",
         "stalled": "stalled",
+        "memory_awaited": "waits until its memory is free",
+        "memory_wait_over": "waits for memory no longer",
         "waits": "waits for room",
         "restarted": "was restarted",
         "replaced": "is being replaced",

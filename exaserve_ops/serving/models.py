@@ -292,6 +292,12 @@ class Replica(models.Model):
         help_text="Processes that hold the memory that it waits for.",
     )
     held_since = models.DateTimeField(null=True, blank=True)
+    memory_wait = models.JSONField(
+        null=True, blank=True, help_text="What memory its launch waits for, and who holds it; null: none."
+    )
+    memory_since = models.DateTimeField(
+        null=True, blank=True, help_text="Since when its launch waits for memory."
+    )
     slow_since = models.DateTimeField(null=True, blank=True)
     slow_reason = models.CharField(max_length=500, blank=True)
     # Status

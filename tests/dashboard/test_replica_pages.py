@@ -92,3 +92,27 @@ def test_the_chart_of_a_replica_has_gaps_where_nothing_was_recorded(operator: Cl
     at = lines[0]["y"].index(0.5)
     assert lines[0]["y"][at : at + 3] == [0.5, None, 0.5]
     assert not any(lines[1]["y"]), "an engine that said nothing has no line, not one at zero"
+
+
+def test_launch_that_waits_for_memory_says_its_figures_on_the_page_and_in_rest(
+    operator: Client, world: World
+) -> None:
+    wait = {
+        "place": "GPU-1",
+        "needed_bytes": 60 << 30,
+        "free_bytes": 12 << 30,
+        "total_bytes": 80 << 30,
+        "at_most_seconds": 300.0,
+        "holders": [{"kind": "unnamed", "pid": 0, "replica_id": "", "command": "", "memory_bytes": 68 << 30}],
+    }
+    rows = Replica.objects.filter(pk=world["replica_id"])
+    rows.update(memory_wait=wait, memory_since=NOW, reason="waiting for memory of GPU-1")
+    page = operator.get(reverse("replica", args=[world["replica_id"]])).content.decode()
+    assert "it needs 60\u00a0GiB, and 12\u00a0GiB of 80\u00a0GiB are free" in page
+    assert "launched all the same after" in page
+    assert "waits for memory</span>" in operator.get(reverse("replicas")).content.decode()
+    answer = operator.get(f"/api/v1/replicas/{world['replica_id']}").json()
+    assert answer["memory_wait"] == wait
+    rows.update(memory_wait=wait | {"at_most_seconds": None})
+    page = operator.get(reverse("replica", args=[world["replica_id"]])).content.decode()
+    assert "replaced elsewhere after a minute" in page

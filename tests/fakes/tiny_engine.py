@@ -6,7 +6,8 @@ in a session of its own), `load_seconds=X`, `running=N` (open requests in /metri
 `running_file=PATH` (read the number from a file instead), `chatty=N` (lines to print at the start),
 `tokens_file=PATH` (tokens generated so far), `tokens_per_second=X` (the same by the clock),
 `slow_file=PATH` (while it exists /health takes `health_seconds=X`), `close_file=PATH` (once it exists:
-remove it, close the port and live on).
+remove it, close the port and live on), `cards=FOLDER` with `vram_mib=N` (take so much of the card that it
+sees, see `tests.fakes.cards`, or end for want of it).
 """
 
 from __future__ import annotations
@@ -71,6 +72,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
+def took_memory(settings: dict[str, str]) -> bool:
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from tests.fakes.cards import allocate  # noqa: PLC0415 - nothing of ours is needed but for this
+
+    card = os.environ["CUDA_VISIBLE_DEVICES"]
+    return allocate(Path(settings["cards"]), card, int(settings["vram_mib"]))
+
+
 def say(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
@@ -89,6 +98,9 @@ def main() -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for number in range(int(settings.get("children", "0"))):
         subprocess.Popen(["/bin/sleep", "600"], start_new_session=number == 0)
+    if "cards" in settings and not took_memory(settings):
+        say("torch.OutOfMemoryError: CUDA out of memory")
+        return 1
     server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
     say("serving")
     if "close_file" in settings:

@@ -115,6 +115,9 @@ def test_amd_and_intel_cards_get_names_that_no_other_host_has(tools: Path) -> No
     assert len(first.uuid) <= 80
     assert (second.memory_bytes, second.unreadable) == (0, ("memory_bytes",))
     assert [(p.accelerator_uuid, p.pid) for p in asked.processes()] == [(first.uuid, 606)]
+    memory = probe().memory()
+    assert set(memory) == {radeon.uuid, first.uuid}, "one whose tool does not say is not guessed"
+    assert memory[first.uuid].total_bytes == first.memory_bytes
 
 
 def test_amd_smi_is_asked_first_and_tells_processes(tools: Path) -> None:
@@ -132,6 +135,12 @@ def test_amd_smi_is_asked_first_and_tells_processes(tools: Path) -> None:
         "GPU-5a11c0de00000001", f"ROCM-{NODE}-0000:22:00.0",
     ]  # fmt: skip
     assert [(p.accelerator_uuid, p.pid) for p in asked.processes()] == [("GPU-5a11c0de00000001", 31337)]
+    devices = {d.uuid: d for d in asked.survey().devices}
+    memory = probe().memory()
+    assert {uuid: m.used_bytes for uuid, m in memory.items()} == {
+        uuid: d.memory_used_bytes for uuid, d in devices.items() if d.memory_used_bytes is not None
+    }
+    assert memory
 
 
 def test_missing_driver_leaves_the_cpu_and_is_said(tools: Path) -> None:
@@ -184,3 +193,19 @@ def test_probes_never_import_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     )
     assert done.stdout.strip() == "False"
+
+
+def test_memory_in_use_is_read_of_cards_and_of_slices(tools: Path) -> None:
+    fake_tools.install_nvidia(tools, "mixed", columns=sample("mixed.query.csv"))
+    surveyed = {d.uuid: d.memory_used_bytes for d in probe().survey().devices}
+    seen = probe().memory()
+    assert seen
+    assert {uuid: card.used_bytes for uuid, card in seen.items()} == {uuid: surveyed[uuid] for uuid in seen}
+    fake_tools.install_nvidia(tools, "mig")
+    slices = [d for d in probe().survey().devices if d.parent_uuid]
+    memory = probe().memory()
+    assert {d.uuid: (d.memory_bytes, d.memory_used_bytes) for d in slices} == {
+        d.uuid: (memory[d.uuid].total_bytes, memory[d.uuid].used_bytes) for d in slices
+    }
+    fake_tools.install(tools, "nvidia-smi", {}, otherwise="exit 9")
+    assert probe().memory() == {}

@@ -87,8 +87,6 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"weights_folder {self.weights_folder!r} is not an absolute path")
         if self._lowest_of_weights() < 0 or self.weights_at_once < 1 or self.weights_streams < 1:
             raise ConfigError("settings of weights must not be negative; at_once and streams are at least 1")
-        if self.canary_seconds <= 0 or self.stop_grace_seconds < 0:
-            raise ConfigError("canary_seconds and stop_grace_seconds must be positive")
         if self.starts_at_once < 0:
             raise ConfigError(f"starts_at_once is {self.starts_at_once}; give 0 for any number, or a limit")
         if self.canary_seconds <= 0 or min(self.stop_grace_seconds, self.memory_wait_seconds) < 0:

@@ -300,6 +300,35 @@ class DeploymentChangeSerializer(StrictSerializer):
     )
 
 
+class MemoryUserSerializer(serializers.Serializer[Any]):
+    """Who is in the way of a launch that waits for memory."""
+
+    kind = serializers.ChoiceField(
+        choices=["stranger", "leaving", "running", "unnamed"],
+        help_text="A process that is not ours; a replica that is ending; one that has more than it is "
+        "promised; no process that is named, such as memory that the driver has yet to give back.",
+    )
+    pid = serializers.IntegerField(help_text="0 where no process is meant.")
+    replica_id = serializers.CharField()
+    command = serializers.CharField()
+    memory_bytes = serializers.IntegerField(allow_null=True, help_text="null: the tool does not say.")
+
+
+class MemoryWaitSerializer(serializers.Serializer[Any]):
+    """What memory a launch waits for, as last seen by the node's agent."""
+
+    place = serializers.CharField(help_text="UUID of the accelerator, or `host`.")
+    needed_bytes = serializers.IntegerField()
+    free_bytes = serializers.IntegerField()
+    total_bytes = serializers.IntegerField()
+    at_most_seconds = serializers.FloatField(
+        allow_null=True,
+        help_text="It is launched all the same after so long; null: processes that are not ours keep it out, "
+        "and it is replaced elsewhere after a minute.",
+    )
+    holders = MemoryUserSerializer(many=True)
+
+
 class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     """One replica: what is wanted of it, what was seen of it, and its status."""
 
@@ -311,6 +340,9 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
         source="departure.why",
         default="",
         help_text="Why its sessions leave it while it is ready; empty: they stay.",
+    )
+    memory_wait = MemoryWaitSerializer(
+        read_only=True, allow_null=True, help_text="What memory its launch waits for; null: none."
     )
     accelerators: serializers.SlugRelatedField[Accelerator] = serializers.SlugRelatedField(
         "uuid", many=True, read_only=True
@@ -349,6 +381,8 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "unroutable_reason",
             "held_by_pids",
             "held_since",
+            "memory_wait",
+            "memory_since",
             "slow_since",
             "slow_reason",
             "status",

@@ -34,6 +34,32 @@ class ObservedExit:
         return "ended; how is not known"
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryUser:
+    """Who is in the way of a launch that waits for memory."""
+
+    kind: str
+    """`stranger`, `leaving`, `running` or `unnamed`."""
+    pid: int = 0
+    replica_id: str = ""
+    command: str = ""
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryShortage:
+    """What a launch needs of the memory that it was promised, and what was seen to be free."""
+
+    place: str
+    """The accelerator, or `host`."""
+    needed_bytes: int
+    free_bytes: int
+    total_bytes: int
+    at_most_seconds: float | None = None
+    """It is launched all the same after so long; `None`: strangers keep it out."""
+    holders: tuple[MemoryUser, ...] = ()
+
+
 class ReplicaLoad(Protocol):
     """Load over a sliding window. `None`: the engine did not say. Nobody changes one.
 
@@ -87,6 +113,8 @@ class ObservedReplica(NamedTuple):
     """Requests ran and no token came; its agent restarts it."""
     held_by_pids: tuple[int, ...] = ()
     """Processes that hold the memory that it waits for."""
+    memory_wait: MemoryShortage | None = None
+    """What its launch waits for, where that is memory."""
 
     @property
     def event(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -267,6 +267,7 @@ def advance_row(replica: Replica, move: Move, now: datetime) -> Happening:
     if replica.status == states.STOPPED:
         replica.stopped_at, replica.pid, replica.address = now, None, ""
         replica.held_since, replica.held_by_pids = None, []
+        replica.memory_since, replica.memory_wait = None, None
     moved = (before, replica.status)
     return Happening(subject_of(replica), move.event, moved, move.reason, replica.generation)
 
@@ -323,6 +324,7 @@ def _observe(
     if _note_address(replica, seen, now):
         hints.append(("routes", replica.pk))
     _take_over(replica, seen, now)
+    happenings += _note_memory(replica, seen, now)
     event = _event_of(seen, replica)
     if REPLICA.allows(replica.status, event):
         if seen.stalled:
@@ -368,6 +370,20 @@ def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> No
         replica.held_since = None
     elif replica.held_since is None:
         replica.held_since = now
+
+
+def _note_memory(replica: Replica, observed: ObservedReplica, now: datetime) -> list[Happening]:
+    """Write down what memory a launch waits for; the beginning and the end of a wait are events."""
+    wait, since = observed.memory_wait, replica.memory_since
+    replica.memory_wait = None if wait is None else asdict(wait)
+    if (wait is None) == (since is None):
+        return []
+    replica.memory_since = None if wait is None else now
+    if since is None:
+        return [Happening(subject_of(replica), "memory_awaited", reason=observed.reason)]
+    seconds = (now - since).total_seconds()
+    how = f"; {observed.reason}" if observed.reason else ""
+    return [Happening(subject_of(replica), "memory_wait_over", reason=f"after {seconds:.0f} s{how}")]
 
 
 def _await_reach(replica: Replica) -> None:
