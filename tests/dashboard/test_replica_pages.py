@@ -108,7 +108,7 @@ def test_launch_that_waits_for_memory_says_its_figures_on_the_page_and_in_rest(
     rows = Replica.objects.filter(pk=world["replica_id"])
     rows.update(memory_wait=wait, memory_since=NOW, reason="waiting for memory of GPU-1")
     page = operator.get(reverse("replica", args=[world["replica_id"]])).content.decode()
-    assert "it needs 60\u00a0GiB, and 12\u00a0GiB of 80\u00a0GiB are free" in page
+    assert "it needs 60\u202fGiB, and 12\u202fGiB of 80\u202fGiB are free" in page
     assert "launched all the same after" in page
     assert "waits for memory</span>" in operator.get(reverse("replicas")).content.decode()
     answer = operator.get(f"/api/v1/replicas/{world['replica_id']}").json()
