@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -228,7 +229,24 @@ def test_walk_visits_every_port_once(seed: str, size: int) -> None:
 
 def test_used_up_range_is_said_so() -> None:
     with pytest.raises(NoPortError, match="2001"):
-        choose_ports(1, ports=PortRange(2001, 2001), seed="", leased={2001}, host="127.0.0.1")
+        choose_ports([1], ports=PortRange(2001, 2001), seed="", leased={2001}, host="127.0.0.1")
+
+
+def test_ports_of_one_purpose_lie_in_a_row_around_what_is_leased_or_taken() -> None:
+    host = "127.83.19.4"  # nothing else of this machine listens there
+    with socket.socket() as taken:
+        taken.bind((host, 2112))
+        chosen = choose_ports([1, 4, 3], ports=PortRange(2100, 2139), seed="x", leased={2106}, host=host)
+    assert len(set(chosen)) == 8
+    assert not {2106, 2112} & set(chosen)
+    assert chosen[1:5] == tuple(range(chosen[1], chosen[1] + 4))
+    assert chosen[5:8] == tuple(range(chosen[5], chosen[5] + 3))
+
+
+def test_a_row_that_no_gap_is_long_enough_for_is_refused() -> None:
+    leased = set(range(2000, 2040, 3))
+    with pytest.raises(NoPortError, match="no 3 free ports in 2000-2039"):
+        choose_ports([3], ports=PortRange(2000, 2039), seed="", leased=leased, host="127.0.0.1")
 
 
 # -- logs ----------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from workers.agent.device_env import DEVICE_VARIABLES
-from workers.engines.base import EngineOptionError, EngineOptions, LaunchContext
+from workers.engines.base import EngineOptions, LaunchContext
 from workers.engines.registry import ENGINES
+from workers.protocol.engines.kinds import EngineOptionError
 
 CONTEXT = LaunchContext(
     replica_id="r1",

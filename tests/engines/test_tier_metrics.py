@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from workers.engines.base import EngineOptionError, LaunchContext
+from workers.engines.base import LaunchContext
 from workers.engines.kv_blocks import BlockUse, PromptUse
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.own_launch import parse_own_metrics
 from workers.engines.torch_adapter import TorchAdapter
 from workers.engines.windows import measure_window
 from workers.kv.tiers.ports import Swapped, TierFacts, TierUse
+from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.observed import KvSwaps, KvTier
 
 REASON = 'half of what came in "left" again'

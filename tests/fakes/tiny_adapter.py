@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from workers.engines.base import EngineOptionError, EngineOptions, EngineSample, Launch, LaunchContext
+from workers.engines.base import EngineOptions, EngineSample, Launch, LaunchContext
 from workers.protocol import names
+from workers.protocol.engines.kinds import EngineOptionError
 
 _SCRIPT = Path(__file__).with_name("tiny_engine.py")
 

@@ -8,7 +8,6 @@ import platform
 import threading
 import time
 import uuid
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,6 +17,7 @@ from workers.agent.attempts import AttemptRunner
 from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
 from workers.agent.credential import LinkFile
+from workers.agent.engines import NodeEngines
 from workers.agent.facts import Held
 from workers.agent.footprints import Footprints
 from workers.agent.foreign import ForeignWatch, Places
@@ -39,7 +39,6 @@ from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Policy
 from workers.agent.tail import LogTailer
 from workers.agent.weights import NodeWeights
-from workers.engines.base import EngineAdapter
 from workers.probes.accelerators import AcceleratorProbe, Survey
 from workers.probes.host import HostProbe
 from workers.probes.limits import read_limits, usable_cpu_count, usable_memory_bytes
@@ -64,7 +63,7 @@ class Agent:
         home: Home,
         config: AgentConfig,
         *,
-        adapters: Mapping[str, EngineAdapter],
+        engines: NodeEngines,
     ) -> None:
         identity = home.load_identity()
         if not identity.joined:
@@ -76,7 +75,7 @@ class Agent:
         self._home = home
         self._identity = identity
         self._config = msgspec.structs.replace(config, address=address)
-        self._adapters = adapters
+        self._engines = engines
         self._boot_id = str(uuid.uuid4())
         self._stopping = threading.Event()
         self._told_sharing: frozenset[str] = frozenset()
@@ -145,7 +144,7 @@ class Agent:
             config=self._config,
             journal=self._journal,
             verifier=verifier,
-            adapters=self._adapters,
+            adapters=self._engines.adapters,
             held=self._held,
         )
         runner.accelerators = self._hardware.survey.accelerators
@@ -156,7 +155,7 @@ class Agent:
             runner,
             self._scraper,
             StrayWatch(node_id, grace),
-            self._adapters,
+            self._engines.adapters,
             policy=Policy(stop_grace_seconds=grace, starts_at_once=self._config.starts_at_once),
             log_cap_bytes=self._config.log_cap_bytes,
         )
@@ -304,7 +303,8 @@ class Agent:
                 msgspec.structs.replace(found, shares_memory=found.uuid in self._told_sharing)
                 for found in survey.accelerators
             ),
-            engines=tuple(sorted(self._adapters)),
+            engines=tuple(sorted(self._engines.adapters)),
+            engine_versions=dict(self._engines.versions),
             cpu_count=usable_cpu_count(limits),
             memory_bytes=usable_memory_bytes(limits),
             labels=self._config.labels,
@@ -314,7 +314,7 @@ class Agent:
             split_cards=survey.split_cards,
             mps_ready=survey.mps.ready,
             mps_note=survey.mps.note,
-            probe_notes=(*survey.notes, *self._foreign.misplaced),
+            probe_notes=(*survey.notes, *self._engines.notes, *self._foreign.misplaced),
         )
 
     def _heartbeat(self, sequence: int) -> v1.Heartbeat:

@@ -46,6 +46,7 @@ from workers.kv.pool import pools_folder
 from workers.probes.limits import read_limits, usable_cpu_count
 from workers.probes.mps import MpsProbe
 from workers.protocol import digests
+from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.hardware import AcceleratorInfo
 from workers.protocol.wish import ReplicaSpec
 
@@ -133,7 +134,7 @@ class AttemptRunner:
             return  # another launch of this very round took the room
         try:
             row, launch = self._prepare(action, spec, adapter, now)
-        except (base.EngineOptionError, ModelMismatchError, DeviceError) as error:
+        except (EngineOptionError, ModelMismatchError, DeviceError) as error:
             self._refuse(spec, str(error))
             return
         except (NoPortError, HolderStartingError) as error:
@@ -158,7 +159,7 @@ class AttemptRunner:
         holder = self._holder_of(spec, adapter, now)
         host = self._config.address
         ports = choose_ports(
-            adapter.port_count,
+            _port_counts(adapter, spec),
             ports=PortRange(self._config.port_min, self._config.port_max),
             seed=f"{self._identity.node_id}:{replica_id}:{attempt}",
             leased=self._journal.leased_ports(),
@@ -187,6 +188,9 @@ class AttemptRunner:
             kv_pool_dir=self.kv_pools.folder,
             kv_disk_dir=self.kv_pools.disk_folder,
             kv_pool_bytes=self._config.kv_pool_bytes,
+            engine_cache=self._home.engine_cache / spec.engine,
+            weights_bytes=sum(file.size_bytes for file in spec.model.files),
+            allows_remote_code=self._config.trust_remote_code,
         )
         launch = adapter.build_launch(spec.engine_options, context)
         launch = replace(launch, env=with_devices(launch.env, self._devices_of(spec)))
@@ -330,6 +334,13 @@ class AttemptRunner:
         if child is not None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_REAP_SECONDS)
+
+
+def _port_counts(adapter: base.EngineAdapter, spec: ReplicaSpec) -> tuple[int, ...]:
+    """Ports to lease for a replica: how many in a row, for each purpose."""
+    if isinstance(adapter, base.NeedsPorts):
+        return tuple(block.count for block in adapter.port_blocks(spec.engine_options))
+    return (1,) * adapter.port_count
 
 
 def _key(action: BeginDrain | Terminate | Kill | Close) -> tuple[str, int]:

