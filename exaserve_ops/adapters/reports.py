@@ -357,6 +357,7 @@ def _held(held: WeightsHeld) -> HeldWeights:
         in_use=held.in_use,
         sources=tuple((source.kind, source.name, source.bytes) for source in held.sources),
         damaged_pieces=held.damaged_pieces,
+        spoilt=held.spoilt,
         swarm=None if held.swarm is None else _swarm_sight(held.swarm),
     )
 

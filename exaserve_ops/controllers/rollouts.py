@@ -48,7 +48,7 @@ class RolloutDriver:
 
     def _drive(self, rollout: Rollout) -> None:
         now = clock.now()
-        view = rollout_view(rollout, unready_weights=bring_weights(rollout, actor=ACTOR, now=now), now=now)
+        view = rollout_view(rollout, weights=bring_weights(rollout, actor=ACTOR, now=now), now=now)
         for action in decide(view, now):
             try:
                 carry_out(rollout, action, now=now)

@@ -20,7 +20,7 @@ from exaserve_ops.rollouts.domain.gates import Answers
 from exaserve_ops.rollouts.domain.policy import read_policy, resolve
 from exaserve_ops.rollouts.domain.preflight import PreflightFacts, ReleaseContent
 from exaserve_ops.rollouts.domain.spread_of_values import add_up, from_json
-from exaserve_ops.rollouts.domain.view import RolloutView, Seat, WaveState
+from exaserve_ops.rollouts.domain.view import RolloutView, Seat, WaveState, WeightsUnderWay
 from exaserve_ops.rollouts.domain.waves import Candidate
 from exaserve_ops.rollouts.models import ReleaseAnswers, Rollout, Wave
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, PENDING, STOPPED
@@ -78,7 +78,7 @@ def node_places(node_ids: Iterable[UUID | None]) -> dict[UUID, NodePlace]:
     return found
 
 
-def rollout_view(rollout: Rollout, *, unready_weights: Mapping[str, str], now: datetime) -> RolloutView:
+def rollout_view(rollout: Rollout, *, weights: WeightsUnderWay, now: datetime) -> RolloutView:
     """Everything that the next step of a rollout depends on."""
     deployment = rollout.deployment
     waves = list(rollout.waves.prefetch_related("members"))
@@ -107,7 +107,7 @@ def rollout_view(rollout: Rollout, *, unready_weights: Mapping[str, str], now: d
         out_of_blocks=Event.objects.filter(
             subject_kind="replica", subject_id__in=new, event="kv_out_of_blocks", at__gte=since
         ).count(),
-        unready_weights=unready_weights,
+        weights=weights,
         deployment_ends=deployment.status != ACTIVE,
         frozen=healing_freeze(),
         has_surge_room=_looks_for_room(rollout, current) and surge_room(rollout, now=now) > 0,

@@ -52,6 +52,10 @@ class NodeWeights(models.Model):
     have_bytes = models.BigIntegerField(default=0)
     in_use = models.BooleanField(default=False)
     damaged_pieces = models.PositiveIntegerField(default=0)
+    spoilt = models.BooleanField(
+        default=False,
+        help_text="Not to be had by fault of the weights, not of the node or its sources' absence.",
+    )
     sources = models.JSONField(
         default=list, blank=True, help_text="What came from where: [kind, host or node, bytes]."
     )

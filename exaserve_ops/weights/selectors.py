@@ -18,7 +18,8 @@ def weights_on(revision: str, node_ids: Collection[UUID]) -> dict[UUID, WeightsO
     """How a revision stands on each of these nodes; one query."""
     rows = NodeWeights.objects.filter(revision=revision, node__in=node_ids)
     found = {
-        row.node_id: WeightsOnNode(row.state, row.reason, row.have_bytes, row.total_bytes) for row in rows
+        row.node_id: WeightsOnNode(row.state, row.reason, row.have_bytes, row.total_bytes, spoilt=row.spoilt)
+        for row in rows
     }
     return {node_id: found.get(node_id, WeightsOnNode()) for node_id in node_ids}
 

@@ -25,7 +25,7 @@ from exaserve_ops.rollouts.domain.gates import (
 )
 from exaserve_ops.rollouts.domain.policy import PolicyError, RolloutPolicy, read_policy, resolve
 from exaserve_ops.rollouts.domain.spread_of_values import bucket_of, quantile_seconds, upper_seconds
-from exaserve_ops.rollouts.domain.view import RolloutView, Seat, WaveState
+from exaserve_ops.rollouts.domain.view import RolloutView, Seat, WaveState, WeightsUnderWay
 from exaserve_ops.rollouts.domain.waves import Candidate, plan_waves
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -193,6 +193,20 @@ def test_wave_that_failed_turns_back_even_if_the_controller_died_in_between() ->
     assert turn == MoveRollout("roll_back", "wave 1 failed: given up: c")
     resumed = view(seat("a"), waves=failed, running_since=NOW + timedelta(seconds=1))
     assert decide(resumed, NOW) == [MoveWave(1, "retry", "somebody lets it go on")]
+
+
+def test_weights_that_are_spoilt_turn_the_rollout_back_before_anybody_moved() -> None:
+    waves = (wave("prewarming", ("a", "b")),)
+    away = WeightsUnderWay({"node-1": "the origin is away"})
+    assert [type(step) for step in decide(view(seat("a"), waves=waves, weights=away), NOW)] == [Wait]
+    told = {"node-1": "3 pieces from /models were damaged"}
+    [fail, back] = decide(view(seat("a"), waves=waves, weights=WeightsUnderWay(told, told)), NOW)
+    assert isinstance(fail, MoveWave)
+    assert (fail.event, fail.why) == (
+        "fail",
+        "weights are spoilt: node-1: 3 pieces from /models were damaged",
+    )
+    assert back == MoveRollout("roll_back", fail.why)
 
 
 def test_standing_still_undoes_only_what_has_not_begun() -> None:

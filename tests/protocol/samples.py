@@ -249,7 +249,7 @@ _POOL = kv_pools.KvPool(
     map=bytes.fromhex("78016364fccff0c1858181819181010013780237"),
 )
 _HEARTBEAT_1_4 = msgspec.structs.replace(_HEARTBEAT_1_3, replicas=(_REPLICA,), kv_pools=(_POOL,))
-_WEIGHTS = WeightsReport(
+_WEIGHTS_1_5 = WeightsReport(
     revision=5,
     disk_total_bytes=4 << 40,
     disk_free_bytes=1 << 40,
@@ -272,7 +272,7 @@ _WEIGHTS = WeightsReport(
         ),
     ),
 )
-_HEARTBEAT_1_5 = msgspec.structs.replace(_HEARTBEAT_1_4, weights=_WEIGHTS)
+_HEARTBEAT_1_5 = msgspec.structs.replace(_HEARTBEAT_1_4, weights=_WEIGHTS_1_5)
 _MEMORY_WAIT = MemoryWait(
     place="GPU-1",
     needed_bytes=60 << 30,
@@ -307,7 +307,7 @@ _HEARTBEAT = msgspec.structs.replace(
     _HEARTBEAT_1_5,
     replicas=(_REPLICA_1_6,),
     weights=msgspec.structs.replace(
-        _WEIGHTS, held=(msgspec.structs.replace(_WEIGHTS.held[0], swarm=_SWARM),)
+        _WEIGHTS_1_5, held=(msgspec.structs.replace(_WEIGHTS_1_5.held[0], swarm=_SWARM, spoilt=True),)
     ),
 )
 _APPLY_DESIRED = v1.ApplyDesired(

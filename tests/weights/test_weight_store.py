@@ -76,6 +76,7 @@ def test_a_source_that_only_gives_wrong_bytes_ends_in_a_clear_failure_and_not_in
     store.want(weights.wanted(store.give("file:///liar", bad)))
     held = store.wait_state(weights, WeightsState.FAILED)
     assert "liar were damaged" in held.reason
+    assert held.spoilt
     assert len(bad.asked) <= 12
     assert not store.folder(weights).exists()
 
@@ -178,6 +179,7 @@ def test_weights_that_no_engine_could_load_are_never_put_into_place(
     held = store.wait_state(weights, WeightsState.FAILED)
     assert "model.safetensors" in held.reason
     assert told in held.reason
+    assert held.spoilt
     verdict = store.keeper.verdict(weights.revision)
     assert verdict.folder is None
     assert verdict.hopeless
@@ -198,9 +200,18 @@ def test_a_shorter_shard_at_the_source_is_named_with_both_sizes(store: Store) ->
     name = next(iter(weights.contents))
     os.truncate(store.root / "origin" / name, 2 * PIECE)
     store.want(weights.wanted(place))
-    reason = store.wait_state(weights, WeightsState.FAILED).reason
-    assert name in reason
-    assert f"{2 * PIECE:,}" in reason
+    held = store.wait_state(weights, WeightsState.FAILED)
+    assert name in held.reason
+    assert f"{2 * PIECE:,}" in held.reason
+    assert held.spoilt
+
+
+def test_a_source_that_is_away_says_nothing_against_the_weights(store: Store) -> None:
+    weights = made_weights()
+    place = put(store, weights)
+    (store.root / "origin").rename(store.root / "elsewhere")
+    store.want(weights.wanted(place))
+    assert not store.wait_state(weights, WeightsState.FAILED).spoilt
 
 
 def test_many_who_ask_make_one_download(store: Store) -> None:

@@ -39,7 +39,8 @@ replica.
 which it has; a replica's model may be one of these; a replica's load says how
 long unused what it evicted last was.
 6: a node says how the swarm feeds it; a replica says what memory its launch waits for; Hello has the
-versions of engines that are no part of this product."""
+versions of engines that are no part of this product; weights that a node cannot have say whether they
+themselves are at fault."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""

@@ -147,6 +147,9 @@ class WeightsHeld(Part, frozen=True, kw_only=True):
     unused_seconds: float = 0.0
     swarm: SwarmSeen | None = None
     """`None`: it is in no swarm here."""
+    spoilt: bool = False
+    """Not to be had by fault of the weights: their sources give other bytes than the manifest says, or what
+    it says can be loaded by no engine. Since 1.6."""
 
 
 class WeightsReport(Part, frozen=True, kw_only=True):

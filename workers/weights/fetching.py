@@ -19,7 +19,7 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from workers.weights.sources.port import MissingFileError, RefusedError, Source, SourceError
+from workers.weights.sources.port import MissingFileError, OtherSizeError, RefusedError, Source, SourceError
 from workers.weights.staging import Staged
 from workers.weights.swarm.pieces import Piece
 from workers.weights.swarm.port import RangeReader
@@ -56,6 +56,8 @@ class _Standing:
     rests_until: float = 0.0
     struck: str = ""
     """Why it is asked no more."""
+    spoilt: bool = False
+    """It gives other bytes than the manifest says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class FetchProgress:
     damaged_pieces: int
     sources: dict[tuple[str, str], int] = field(default_factory=dict)
     """Verified bytes by (kind, name)."""
+    spoilt: bool = False
+    """It ended because what is given is not what the manifest says."""
 
 
 class Fetching(Protocol):
@@ -152,6 +156,7 @@ class Fetch:
                 bytes_per_second=self._meter.rate(),
                 damaged_pieces=self._damaged,
                 sources=dict(self._sources),
+                spoilt=bool(self._failure) and any(one.spoilt for one in self._standings),
             )
 
     # -- threads ---------------------------------------------------------------------------------
@@ -260,6 +265,7 @@ class Fetch:
             logger.warning("%s", self._note)
             if standing.bad_pieces >= self._policy.bad_pieces:
                 standing.struck = f"{standing.bad_pieces} pieces from {name} were damaged"
+                standing.spoilt = True
 
     def _note_failure(self, standing: _Standing, error: SourceError) -> None:
         if self._stop.is_set():
@@ -270,6 +276,7 @@ class Fetch:
             policy = self._policy
             if isinstance(error, MissingFileError | RefusedError) or standing.failures >= policy.failures:
                 standing.struck = str(error)
+                standing.spoilt = isinstance(error, OtherSizeError)
             rest = policy.first_rest_seconds * 2 ** min(standing.failures - 1, 16)
             standing.rests_until = self._clock() + min(rest, policy.longest_rest_seconds)
 

@@ -89,6 +89,11 @@ class FetchJob:
         self._thread.join()
 
     @property
+    def spoilt(self) -> bool:
+        """Whether it failed by fault of the weights: of what their sources give, or of what they are."""
+        return self.hopeless or self.progress().spoilt
+
+    @property
     def ended(self) -> bool:
         """Whether nothing is done any more."""
         return self._ended.is_set()

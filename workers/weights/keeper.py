@@ -69,6 +69,8 @@ class _Retry:
     not_before: float = 0.0
     reason: str = ""
     hopeless: bool = False
+    spoilt: bool = False
+    """It was the fault of the weights, not of this node or of a source that was away."""
 
 
 class WeightsKeeper:
@@ -352,7 +354,7 @@ class WeightsKeeper:
         with self._lock:
             retry = self._retries.setdefault(revision, _Retry())
             retry.failures += 1
-            retry.reason, retry.hopeless = job.reason, job.hopeless
+            retry.reason, retry.hopeless, retry.spoilt = job.reason, job.hopeless, job.spoilt
             pause = _FIRST_RETRY_SECONDS * 2 ** min(retry.failures - 1, 16)
             retry.not_before = now + min(pause, _LONGEST_RETRY_SECONDS)
 
@@ -382,6 +384,7 @@ class WeightsKeeper:
                 plan=plan,
                 jobs={key: JobFacts.of(job) for key, job in self._jobs.items()},
                 failures={key: retry.reason for key, retry in self._retries.items()},
+                spoilt={key for key, retry in self._retries.items() if retry.spoilt},
                 held=self._inventory.held(self._in_use()),
                 staged=self._inventory.staged_have_bytes(),
                 in_swarms=self._swarm is not None and not self._swarm.problem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -53,6 +53,8 @@ class Moment:
     jobs: Mapping[str, JobFacts]
     failures: Mapping[str, str]
     """Why each was not to be had when it was last tried."""
+    spoilt: Set[str]
+    """Those of them that were not to be had by their own fault."""
     held: Mapping[str, HeldFacts]
     """Whole ones."""
     staged: Mapping[str, int]
@@ -107,6 +109,7 @@ def _of_missing(one: WeightsWanted, moment: Moment) -> WeightsHeld:
         have_bytes=moment.staged.get(one.revision, 0),
         reason=reason,
         wanted=True,
+        spoilt=one.revision in moment.spoilt,
     )
 
 

@@ -97,6 +97,7 @@ class SwarmFetch:
             bytes_per_second=sum(pull.meter.rate() for pull in status.pulls),
             damaged_pieces=sum(pull.bad_pieces for pull in status.pulls),
             sources=sources,
+            spoilt=bool(status.failure) and any(pull.bad_pieces for pull in status.pulls),
         )
 
     # -- as a member -----------------------------------------------------------------------------

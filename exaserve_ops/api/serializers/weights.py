@@ -30,6 +30,9 @@ class WeightsOnNodeSerializer(serializers.Serializer[Any]):
     eta_seconds = serializers.FloatField(allow_null=True)
     in_use = serializers.BooleanField(help_text="A replica there runs or starts from it.")
     damaged_pieces = serializers.IntegerField()
+    spoilt = serializers.BooleanField(
+        help_text="Not to be had by its own fault: other bytes than registered, or none that load."
+    )
     owners = serializers.ListField(child=serializers.CharField(), help_text="Who wants it there.")
     paused = serializers.BooleanField(help_text="By all of them.")
     sources = serializers.DictField(

@@ -7,7 +7,7 @@ may die between two of them and another one goes on from the record.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from exaserve_ops.rollouts.domain import lifecycle as states
@@ -83,12 +83,20 @@ def _open(view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
 def _prewarm(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
     if not frozenset(wave.members) & {seat.replica_id for seat in view.kept(view.old_release)}:
         return [MoveWave(wave.number, "pass", "nothing of it is left to make way")]
-    if not view.unready_weights:
+    if spoilt := view.weights.spoilt:
+        # No node is to blame and no wait mends it, so it is the release that is turned back.
+        reason = f"weights are spoilt: {_by_node(spoilt)}"
+        return [MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
+    if not view.weights.unready:
         return [MoveWave(wave.number, "begin", "weights can be read on its nodes")]
-    told = "; ".join(f"{node}: {why}" for node, why in sorted(view.unready_weights.items())[:3])
+    told = _by_node(view.weights.unready)
     if now - wave.since >= timedelta(seconds=view.policy.prewarm_seconds):
         return [MoveRollout("halt", f"weights are not on all nodes of wave {wave.number} in time: {told}")]
-    return [Wait(f"weights are brought to {len(view.unready_weights)} nodes: {told}")]
+    return [Wait(f"weights are brought to {len(view.weights.unready)} nodes: {told}")]
+
+
+def _by_node(reasons: Mapping[str, str], most: int = 3) -> str:
+    return "; ".join(f"{node}: {why}" for node, why in sorted(reasons.items())[:most])
 
 
 def _move(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:

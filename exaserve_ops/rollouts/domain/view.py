@@ -73,6 +73,15 @@ class WaveState:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsUnderWay:
+    """Nodes of a wave that new weights are not ready on, by name, with the reason."""
+
+    unready: Mapping[str, str] = field(default_factory=dict)
+    spoilt: Mapping[str, str] = field(default_factory=dict)
+    """Those of them where the weights themselves are at fault."""
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutView:
     """One rollout, its deployment, and what is seen of both releases."""
 
@@ -96,8 +105,7 @@ class RolloutView:
     failed: tuple[str, ...] = ()
     """Replicas of the new release that were given up since it began or went on, with their reasons."""
     out_of_blocks: int = 0
-    unready_weights: Mapping[str, str] = field(default_factory=dict)
-    """Why weights are not ready on nodes of the wave, by node name."""
+    weights: WeightsUnderWay = WeightsUnderWay()
     deployment_ends: bool = False
     frozen: str = ""
     """Why nothing may be replaced now; empty where it may."""

@@ -14,6 +14,7 @@ from django.db.models import QuerySet
 
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.rollouts.domain.lifecycle import PREWARMING
+from exaserve_ops.rollouts.domain.view import WeightsUnderWay
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.serving.models import Model, Replica
 from exaserve_ops.weights.domain.wanted import ROLLOUT
@@ -50,23 +51,21 @@ def look_at_weights(model: Model, deployment_id: UUID) -> WeightsOnNodes:
     return WeightsOnNodes(bring, tuple(sorted(full)))
 
 
-def bring_weights(rollout: Rollout, *, actor: str, now: datetime) -> dict[str, str]:
-    """Have the new weights on the nodes of the wave that is prewarmed; says what is missing, by node name.
+def bring_weights(rollout: Rollout, *, actor: str, now: datetime) -> WeightsUnderWay:
+    """Have the new weights on the nodes of the wave that is prewarmed; says what is missing.
 
     Replicas may land elsewhere in the end: those wait for their weights as every replica does.
     """
     wave = rollout.waves.filter(status=PREWARMING).first()
     model = rollout.to_release.model
     if wave is None or model.storage == Model.Storage.IN_PLACE:
-        return {}
+        return WeightsUnderWay()
     nodes = _nodes_of(Replica.objects.filter(wave_members__wave=wave))
     claim_weights(model.digest, list(nodes), owner=_owner(rollout), actor=actor, now=now)
     standing = weights_on(model.digest, list(nodes))
-    return {
-        name: standing[node_id].reason or standing[node_id].state
-        for node_id, name in nodes.items()
-        if not standing[node_id].ready
-    }
+    unready = {name: standing[node_id] for node_id, name in nodes.items() if not standing[node_id].ready}
+    told = {name: one.reason or one.state for name, one in unready.items()}
+    return WeightsUnderWay(told, {name: told[name] for name, one in unready.items() if one.spoilt})
 
 
 def keep_old_weights(rollout: Rollout, *, actor: str, now: datetime) -> None:

@@ -54,6 +54,7 @@ class NodeRow:
     eta_seconds: float | None = None
     in_use: bool = False
     damaged_pieces: int = 0
+    spoilt: bool = False
     owners: tuple[str, ...] = ()
     paused: bool = False
     sources: Mapping[str, int] = field(default_factory=dict)
@@ -122,6 +123,7 @@ def _node_row(
         eta_seconds=now.get("eta_seconds"),
         in_use=known.in_use,
         damaged_pieces=known.damaged_pieces,
+        spoilt=known.spoilt,
         sources=_sources(known, now),
         since=known.since,
     )

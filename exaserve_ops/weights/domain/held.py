@@ -69,6 +69,8 @@ class HeldWeights:
     sources: tuple[tuple[str, str, int], ...] = ()
     """(kind, host or node, bytes) of what came from each."""
     damaged_pieces: int = 0
+    spoilt: bool = False
+    """Not to be had by fault of the weights themselves, not of the node or of a source that is away."""
     swarm: SwarmSight | None = None
 
 
@@ -97,6 +99,8 @@ class WeightsOnNode:
     reason: str = ""
     have_bytes: int = 0
     total_bytes: int = 0
+    spoilt: bool = False
+    """The weights themselves are at fault."""
 
     @property
     def ready(self) -> bool:
@@ -113,6 +117,7 @@ def mark_of(held: HeldWeights) -> tuple[object, ...]:
         held.have_bytes // NOTE_BYTES,
         held.damaged_pieces,
         held.in_use,
+        held.spoilt,
     )
 
 

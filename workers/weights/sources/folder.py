@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from workers.weights.sources.port import MissingFileError, SourceError
+from workers.weights.sources.port import MissingFileError, OtherSizeError, SourceError
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class _FileReader:
                 raise SourceError(f"{self.path}: {error.strerror}") from error
             if not count:
                 size = os.fstat(self.fd).st_size
-                raise MissingFileError(
+                raise OtherSizeError(
                     f"{self.path} has {size:,} bytes there; at least {self.end:,} are needed"
                 )
             view, self.offset = view[count:], self.offset + count

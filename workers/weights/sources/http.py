@@ -10,7 +10,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry, Timeout
 
-from workers.weights.sources.port import MissingFileError, RefusedError, SourceError
+from workers.weights.sources.port import MissingFileError, OtherSizeError, RefusedError, SourceError
 
 _CONNECT_SECONDS = 5.0
 _READ_SECONDS = 10.0
@@ -109,9 +109,7 @@ def _check(answer: urllib3.BaseHTTPResponse, what: str, offset: int, length: int
         raise SourceError(f"{what}: the server {told}")
     said = answer.headers.get("Content-Range", "")
     if not said.startswith(f"bytes {offset}-{offset + length - 1}/"):
-        raise MissingFileError(
-            f"{what}: asked for {length:,} bytes from {offset:,} on, offered {said[:60]!r}"
-        )
+        raise OtherSizeError(f"{what}: asked for {length:,} bytes from {offset:,} on, offered {said[:60]!r}")
 
 
 def _words(error: Exception) -> str:

@@ -16,6 +16,10 @@ class MissingFileError(SourceError):
     """A source has not got that file, or not in that size: asking again is of no use."""
 
 
+class OtherSizeError(MissingFileError):
+    """A source has that file in another size than the manifest says: one of them is wrong."""
+
+
 class RefusedError(SourceError):
     """A source does not let this node read: a secret is missing or not good enough."""
 
