@@ -34,6 +34,8 @@ _heartbeat_decoder = msgspec.msgpack.Decoder(v1.Heartbeat)
 _Entry = tuple[bytes, Mapping[bytes, bytes]]
 
 _log = logging.getLogger(__name__)
+_MOSTLY = 0.5
+"""Share of the time from which on something is what holds a stream back."""
 
 
 class RedisReportSource:
@@ -382,6 +384,7 @@ def _swarm_sight(told: SwarmSeen) -> SwarmSight:
             for complaint in told.complaints
         ),
         streams=tuple((stream.child, stream.bytes_per_second) for stream in told.streams),
+        capped=frozenset(stream.child for stream in told.streams if stream.capped_ratio > _MOSTLY),
         pieces=told.pieces,
         have_pieces=told.have_pieces,
     )

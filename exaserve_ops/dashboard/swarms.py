@@ -32,6 +32,7 @@ TREE_WORDS = (
 _HELD_UP_BY = {
     "parent": "its parent, which has nothing newer",
     "network": "the network",
+    "parent_cap": "its parent's cap",
     "check": "checking pieces",
     "disk": "its disk",
     "cap": "its cap",

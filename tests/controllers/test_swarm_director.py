@@ -11,8 +11,9 @@ import redis
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.adapters.swarm_board import KEY, RedisSwarmBoard
 from exaserve_ops.controllers.swarm_record import SwarmRecorder
-from exaserve_ops.controllers.swarms import SwarmDirector
+from exaserve_ops.controllers.swarms import LINK_LABEL, SwarmDirector
 from exaserve_ops.inventory.domain.liveness import DEAD
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.models import register_model
 from exaserve_ops.serving.services.weights import change_storage, want_weights
@@ -162,6 +163,13 @@ def test_children_of_a_node_that_is_dead_get_other_parents(nodes: Nodes) -> None
     nodes.leader.state.node(dead).liveness = DEAD
     after = parents(nodes.look())
     assert all(dead not in after[orphan] for orphan in orphans)
+
+
+def test_the_label_of_a_nodes_link_decides_how_much_it_is_to_give(nodes: Nodes) -> None:
+    slow = nodes.nodes[0]
+    Node.objects.filter(pk=slow.node_id).update(labels={LINK_LABEL: "1"})
+    given = parents(nodes.look())
+    assert slow.node_id not in {parent for each in given.values() for parent in each}
 
 
 def test_whoever_sent_damaged_pieces_is_pulled_from_no_more(nodes: Nodes) -> None:

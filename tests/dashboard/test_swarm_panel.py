@@ -89,12 +89,24 @@ def test_the_slowest_streams_come_first_with_what_holds_them_up_in_words(
     slow, capped = str(nodes[4].pk), str(nodes[5].pk)
     swarm.sights[slow] = with_pull(swarm.sights[slow], bytes_per_second=1e6, bottleneck="disk")
     swarm.sights[capped] = with_pull(swarm.sights[capped], bytes_per_second=2e6, bottleneck="cap")
+    # One more, that sees a slow network: its parent says that it is a cap of its own.
+    child, parent = next(
+        (f.child, f.parent)
+        for f in swarm.notes[model.digest].feeds
+        if f.stripe == 0 and f.parent != "origin" and f.child not in (slow, capped)
+    )
+    swarm.sights[child] = with_pull(swarm.sights[child], bytes_per_second=3e6)
+    (given,) = swarm.sights[parent].held
+    assert given.swarm is not None
+    gives = replace(given.swarm, capped=frozenset({child}))
+    swarm.sights[parent] = replace(swarm.sights[parent], held=(replace(given, swarm=gives),))
     show(reader, swarm)
     rows = re.findall(r"<tbody>.*</tbody>", part(viewer, model), flags=re.DOTALL)[-1].split("<tr>")[1:]
     assert "w4" in rows[0]
     assert "its disk" in rows[0]
     assert "w5" in rows[1]
     assert "its cap" in rows[1]
+    assert "its parent&#x27;s cap" in rows[2]
 
 
 def test_barred_and_slow_peers_are_named_with_the_reason_and_no_bare_id(

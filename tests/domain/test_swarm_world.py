@@ -60,6 +60,53 @@ def test_a_control_plane_that_is_away_makes_nobody_storm_the_origin() -> None:
     assert made.origin_bytes <= 2.0 * 600 * PIECE_BYTES
 
 
+def test_a_control_plane_that_begins_anew_in_the_middle_costs_no_second_copy() -> None:
+    made = world(20, pieces=600)
+    made.run(10)
+    for second, name in ((20, "n03"), (30, "n11")):
+        made.control_away = True
+        made.kill(name)
+        made.run(second - made.now - 5)
+        made.restart_control()
+        made.run(second - made.now)
+    made.run(600)
+    assert made.done
+    assert made.most_at_origin <= 2 + 2 * made.policy.stripes
+    assert made.origin_bytes <= 2.0 * 600 * PIECE_BYTES
+    assert made.now < bound(made) * 1.5
+
+
+def test_four_hundred_nodes_whose_parents_are_busy_all_finish_and_spare_the_origin() -> None:
+    made = world(400, per_rack=16, pieces=40)
+    made.most_streams = 2
+    made.run(1)
+    # Orphans turn to nodes that give as much as they may already, and nobody tells them of others yet.
+    made.control_away = True
+    dead = {f"n{number:02d}" for number in range(7, 400, 13)}
+    for name in dead:
+        made.kill(name)
+    made.run(8)
+    made.control_away = False
+    made.run(300)
+    assert made.done
+    assert made.turned_away, "some had to come again"
+    assert made.verdicts.barred.keys() <= dead, "to be busy is no fault"
+    assert made.origin_bytes <= 2.0 * 40 * PIECE_BYTES
+
+
+def test_one_seed_feeds_eight_at_half_their_links_rate_from_the_start() -> None:
+    made = world(8, pieces=600)
+    made.join(SimNode("seed", "r9", RATE, here=set(range(600))))
+    made.run(6)
+    begun = {node.name: len(node.here) for node in made.nodes.values()}
+    made.run(15)
+    took = {name: (len(made.nodes[name].here) - have) / 15 for name, have in begun.items() if name != "seed"}
+    assert min(took.values()) >= 0.5 * RATE / PIECE_BYTES, took
+    made.run(600)
+    assert made.done
+    assert made.origin_bytes == 0, "a seed gives before the origin does"
+
+
 def test_a_node_that_spoils_pieces_is_found_out_and_left() -> None:
     made = world(8)
     made.nodes["n02"].spoils_every = 2

@@ -17,6 +17,7 @@ from workers.weights.swarm.member import SwarmMember
 from workers.weights.swarm.parents import ORIGIN, Parent
 from workers.weights.swarm.pieces import Piece, PieceRow
 from workers.weights.swarm.pulling import PullLimits
+from workers.weights.swarm.rates import RateCap
 from workers.weights.swarm.serving import PieceServer, ServeLimits
 
 PIECE = 64 * 1024
@@ -115,13 +116,16 @@ class SwarmNode:
         present: Sequence[int] = (),
         limits: PullLimits = BRISK,
         serves: ServeLimits | None = None,
+        caps: Sequence[RateCap] = (),
     ) -> None:
         self.name = name
         self.row = row
         self.sink = FolderSink(folder, row)
         self.server = PieceServer(name, "127.0.0.1", limits=serves)
         self.server.start()
-        self.member = SwarmMember(self.server, row, self.sink, present=present, origin=origin, limits=limits)
+        self.member = SwarmMember(
+            self.server, row, self.sink, present=present, origin=origin, limits=limits, caps=caps
+        )
         self.member.keys.put(1, KEY, 600.0)
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-from exaserve_ops.rollouts.domain.swarm import ORIGIN, Origin, Peer, Swarm, SwarmPlan, SwarmPolicy
+from exaserve_ops.rollouts.domain.swarm import ORIGIN, Feed, Origin, Peer, Swarm, SwarmPlan, SwarmPolicy
 from exaserve_ops.rollouts.domain.swarm_health import Complaint, FeedSeen, Verdicts, corrected, judge
 from exaserve_ops.rollouts.domain.swarm_planning import plan_swarm
 from workers.weights.swarm.parents import Parent, ParentChoice, Standing
@@ -63,6 +63,9 @@ class SwarmWorld:
         self.origin_bytes = 0.0
         self.most_at_origin = 0
         self.spoilt_sent = 0
+        self.most_streams = 12
+        """That one node gives at once, as its server's limits have it."""
+        self.turned_away = 0
         self.plan: SwarmPlan | None = None
         self.verdicts = Verdicts()
         self.policy = SwarmPolicy()
@@ -80,6 +83,19 @@ class SwarmWorld:
     def kill(self, name: str) -> None:
         """A node is gone; its disk with it."""
         self.nodes[name].alive = False
+
+    def restart_control(self) -> None:
+        """Another control plane: it knows what nodes report, and nothing else."""
+        feeds = tuple(
+            Feed(node.name, stripe, link.parent.node_id, (), 0, "as it was")
+            for node in self.living()
+            for stripe, link in enumerate(node.links)
+            if link.parent is not None
+        )
+        pace = max(node.rate for node in self.living())
+        self.plan = SwarmPlan(self.policy.stripes, feeds, (), pace, 0.0)
+        self.verdicts = Verdicts()
+        self.control_away = False
 
     def living(self) -> list[SimNode]:
         return [node for node in self.nodes.values() if node.alive]
@@ -157,6 +173,10 @@ class SwarmWorld:
         if link.parent is None:
             link.parent = link.choice.next()
             link.quiet_since = link.since = self.now
+            if link.parent is not None and self._is_busy(link.parent, link):
+                self.turned_away += 1
+                link.choice.busy(link.parent)
+                link.parent = None
         if link.parent is None or link.piece >= 0:
             return
         parent = self.nodes.get(link.parent.node_id)
@@ -165,6 +185,15 @@ class SwarmWorld:
         elif parent.alive:
             link.piece = next((p for p in missing if p in parent.here), -1)
         link.done_bytes = 0.0
+
+    def _is_busy(self, parent: Parent, asking: Link) -> bool:
+        """Whether all streams of a node are taken; the origin has as many as are asked for."""
+        if parent.node_id == ORIGIN:
+            return False
+        taken = sum(
+            link.parent == parent for node in self.living() for link in node.links if link is not asking
+        )
+        return taken >= self.most_streams
 
     def _leave(self, link: Link) -> None:
         link.parent, link.piece, link.done_bytes = None, -1, 0.0

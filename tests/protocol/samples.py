@@ -299,7 +299,7 @@ _SWARM = SwarmSeen(
         ),
     ),
     complaints=(SwarmComplaint(parent="node-3", bad_pieces=1, unreachable=True),),
-    streams=(SwarmStream(child="node-4", bytes_per_second=5e8),),
+    streams=(SwarmStream(child="node-4", bytes_per_second=5e8, capped_ratio=0.5),),
     pieces=33_000,
     have_pieces=16_500,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 import socket
 from pathlib import Path
 
@@ -22,8 +23,9 @@ from tests.fakes.swarm_nodes import (
 )
 from workers.weights.swarm import passes, wire
 from workers.weights.swarm.parents import Parent
-from workers.weights.swarm.pieces import PieceRow, to_map
+from workers.weights.swarm.pieces import Piece, PieceRow, to_map
 from workers.weights.swarm.pulling import Stage
+from workers.weights.swarm.rates import RateCap
 from workers.weights.swarm.serving import PieceServer, ServeLimits
 
 _random = random.Random(7)  # noqa: S311 - the same bytes in every run
@@ -225,7 +227,80 @@ def test_a_busy_parent_is_no_bad_one_and_is_asked_again(
         wait_for(lambda: all_whole([one, two]), "whole nodes")
 
 
-def test_both_caps_are_kept(row: PieceRow, origin: MemoryOrigin, tmp_path: Path) -> None:
+def test_many_children_of_a_busy_parent_all_get_their_turn(
+    row: PieceRow, origin: MemoryOrigin, tmp_path: Path
+) -> None:
+    with nodes_of(9, row, tmp_path, origin, serves=ServeLimits(streams=2)) as (root, *children):
+        root.member.follow([[from_origin()]])
+        for child in children:
+            child.member.follow([[root.parent]])
+        wait_for(lambda: all_whole([root, *children]), "whole nodes", 60.0)
+        assert all(child.member.status().standings["n0"].bad_pieces == 0 for child in children)
+        assert origin.sent_bytes == total()
+
+
+def test_files_of_another_revision_of_one_name_and_size_are_never_taken_for_these(
+    row: PieceRow, origin: MemoryOrigin, tmp_path: Path
+) -> None:
+    changed = CONTENTS | {"model.safetensors": CONTENTS["model.safetensors"][::-1]}
+    other_row, other_origin = row_of(changed), MemoryOrigin(changed)
+    with (
+        nodes_of(1, other_row, tmp_path / "other", other_origin) as (other,),
+        nodes_of(2, row, tmp_path / "these", origin) as (liar, child),
+    ):
+        other.member.follow([[from_origin()]])
+        wait_for(lambda: all_whole([other]), "a whole node")
+        # Its node is asked for these weights: it knows of none.
+        child.member.follow([[Parent("n0", "127.0.0.1", other.server.port)]])
+        wait_for(lambda: "403" in child.member.status().standings["n0"].why, "a refusal")
+        assert child.member.board.have == 0
+        # And one that has the other files on its disk, and takes them for these.
+        shutil.rmtree(liar.sink.folder)
+        shutil.copytree(other.sink.folder, liar.sink.folder)
+        liar.member.board.add_all(range(row.count))
+        child.member.follow([[liar.parent, from_origin()]])
+        wait_for(lambda: all_whole([child]), "a whole child")
+        assert child.contents() == CONTENTS
+
+
+def test_a_parent_whose_disk_lost_pieces_is_left_and_not_asked_for_ever(
+    row: PieceRow, origin: MemoryOrigin, tmp_path: Path
+) -> None:
+    with nodes_of(3, row, tmp_path, origin) as (good, poor, child):
+        for node in (good, poor):
+            node.member.follow([[from_origin()]])
+        wait_for(lambda: all_whole([good, poor]), "whole parents")
+        (poor.sink.folder / "model.safetensors").unlink()
+        (poor.sink.folder / "kernels/cache.bin").write_bytes(b"short")
+        child.member.follow([[poor.parent, good.parent]])
+        wait_for(lambda: all_whole([child]), "a whole child")
+        assert child.contents() == CONTENTS
+        assert child.member.status().standings["n1"].failures >= 1
+
+
+def test_an_origin_that_goes_in_the_middle_is_waited_for_and_asked_for_the_rest_only(
+    row: PieceRow, origin: MemoryOrigin, tmp_path: Path
+) -> None:
+    with nodes_of(2, row, tmp_path, origin) as (root, leaf):
+
+        def goes_away(piece: Piece) -> None:
+            origin.away = origin.away or piece.index == 7
+
+        root.sink.fails = goes_away
+        root.member.follow([[from_origin()]])
+        leaf.member.follow([[root.parent]])
+        wait_for(lambda: "origin" in root.member.status().pulls[0].why, "the loss")
+        wait_for(lambda: leaf.member.board.have == root.member.board.have, "all that there is")
+        assert not leaf.member.status().whole
+        root.sink.fails = lambda _: None
+        origin.away = False
+        wait_for(lambda: all_whole([root, leaf]), "whole nodes")
+        assert origin.sent_bytes <= total() + PIECE, "what had come did not come again"
+
+
+def test_what_a_node_gives_and_takes_in_is_capped_and_says_so(
+    row: PieceRow, origin: MemoryOrigin, tmp_path: Path
+) -> None:
     with nodes_of(2, row, tmp_path, origin, serves=ServeLimits(bytes_per_second=4e6)) as (root, leaf):
         root.member.follow([[from_origin()]])
         wait_for(lambda: all_whole([root]), "a whole root")
@@ -233,6 +308,25 @@ def test_both_caps_are_kept(row: PieceRow, origin: MemoryOrigin, tmp_path: Path)
         wait_for(lambda: all_whole([leaf]), "a whole leaf")
         stream_seconds = leaf.member.status().pulls[0].wire_seconds
         assert stream_seconds >= total() / 4e6 * 0.5, "a cap can only make it slower"
+        slow = SwarmNode("slow", row, tmp_path / "slow", caps=(RateCap(2e6),))
+        try:
+            slow.member.follow([[leaf.parent]])
+            wait_for(lambda: bool(leaf.server.streams()), "a stream")
+            wait_for(lambda: all_whole([slow]), "a whole node")
+            assert slow.member.status().pulls[0].capped_seconds >= total() / 2e6 * 0.5
+            assert slow.member.status().pulls[0].bottleneck() == "cap"
+        finally:
+            slow.stop()
+
+
+def test_a_stream_that_the_parents_cap_holds_back_says_so(
+    row: PieceRow, origin: MemoryOrigin, tmp_path: Path
+) -> None:
+    with nodes_of(2, row, tmp_path, origin, serves=ServeLimits(stream_bytes_per_second=3e5)) as (root, leaf):
+        root.member.follow([[from_origin()]])
+        wait_for(lambda: all_whole([root]), "a whole root")
+        leaf.member.follow([[root.parent]])
+        wait_for(lambda: any(s.capped_ratio > 0.5 for s in root.server.streams()), "a capped stream")
 
 
 def ask(node: SwarmNode, *, signature: str, body: bytes, path: str) -> int:

@@ -70,6 +70,8 @@ class SwarmStream(Part, frozen=True, kw_only=True):
 
     child: str
     bytes_per_second: float = 0.0
+    capped_ratio: float = 0.0
+    """Share of the last seconds in which this node's own caps held it back. Since 1.6."""
 
 
 class SwarmSeen(Part, frozen=True, kw_only=True):

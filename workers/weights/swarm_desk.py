@@ -178,7 +178,11 @@ class SwarmDesk:
             parts, server = dict(self._parts), self._server
         streams: dict[str, list[SwarmStream]] = {}
         for stream in server.streams() if server is not None else ():
-            told = SwarmStream(child=stream.child, bytes_per_second=round(stream.meter.rate()))
+            told = SwarmStream(
+                child=stream.child,
+                bytes_per_second=round(stream.meter.rate()),
+                capped_ratio=round(stream.capped_ratio, 2),
+            )
             streams.setdefault(stream.name, []).append(told)
         return {name: _seen(part, streams.get(name, ())) for name, part in parts.items()}
 

@@ -21,7 +21,9 @@ class StripeSerializer(serializers.Serializer[Any]):
     starved_ratio = serializers.FloatField(
         help_text="Share of the last seconds without news from the parent."
     )
-    bottleneck = serializers.CharField(help_text="parent, network, check, disk or cap; empty: not known yet")
+    bottleneck = serializers.CharField(
+        help_text="parent, network, parent_cap, check, disk or cap; empty: not known yet"
+    )
     why = serializers.CharField(help_text="What last went wrong.")
 
 

@@ -48,6 +48,8 @@ class SwarmSight:
     complaints: tuple[ComplaintSight, ...] = ()
     streams: tuple[tuple[str, float], ...] = ()
     """(child, bytes per second) of what it gives."""
+    capped: frozenset[str] = frozenset()
+    """Children whose streams this node's own caps hold back."""
     pieces: int = 0
     """Of the revision; 0: not known."""
     have_pieces: int = 0

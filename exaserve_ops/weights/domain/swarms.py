@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from exaserve_ops.weights.domain.held import (
     FAILED,
@@ -23,6 +23,8 @@ ORIGIN = "origin"
 """Stands among parents for where the weights come from in the first place."""
 FLOWING, STARVED, DONE = "flowing", "starved", "done"
 """Stages of a stripe: bytes come; the parent lives and has nothing new; all of it is here."""
+NETWORK, PARENT_CAP = "network", "parent_cap"
+"""What holds a stripe up, as its child sees it; and what that is where the parent says so."""
 
 NO_SWARM, LIVE, OVER = "none", "live", "over"
 """States of a swarm. `over`: all of its nodes are whole, or nobody wants it any more."""
@@ -145,7 +147,10 @@ def swarm_health(facts: SwarmFacts) -> SwarmHealth:
         if one.revision == facts.revision and (one.wanted or one.swarm is not None)
     }
     order = sorted(held, key=lambda node_id: (_place(facts, node_id).name, node_id))
-    members = tuple(_member(facts, node_id, held[node_id]) for node_id in order)
+    capped = {
+        (child, parent) for parent, one in held.items() if one.swarm is not None for child in one.swarm.capped
+    }
+    members = tuple(_member(facts, node_id, held[node_id], capped) for node_id in order)
     pieces = [_pieces(one) for one in held.values()]
     notes = facts.notes
     origin = notes.origin_bytes if notes is not None else sum(member.origin_bytes for member in members)
@@ -179,7 +184,9 @@ def _state(held: Iterable[HeldWeights], notes: SwarmNotes | None) -> str:
     return LIVE if any(one.swarm is not None and one.swarm.pulls for one in held) else NO_SWARM
 
 
-def _member(facts: SwarmFacts, node_id: str, held: HeldWeights) -> MemberHealth:
+def _member(
+    facts: SwarmFacts, node_id: str, held: HeldWeights, capped: Collection[tuple[str, str]]
+) -> MemberHealth:
     swarm, place = held.swarm, _place(facts, node_id)
     return MemberHealth(
         node_id=node_id,
@@ -194,9 +201,15 @@ def _member(facts: SwarmFacts, node_id: str, held: HeldWeights) -> MemberHealth:
         peer_bytes=sum(count for kind, _, count in held.sources if kind == PEER),
         origin_bytes=sum(count for kind, _, count in held.sources if kind != PEER),
         damaged_pieces=held.damaged_pieces,
-        stripes=swarm.pulls if swarm is not None else (),
+        stripes=tuple(_pull(node_id, pull, capped) for pull in swarm.pulls) if swarm is not None else (),
         reason=held.reason,
     )
+
+
+def _pull(child: str, pull: PullSight, capped: Collection[tuple[str, str]]) -> PullSight:
+    """Name the parent's cap where the child only sees a slow network."""
+    is_capped = pull.bottleneck == NETWORK and (child, pull.parent) in capped
+    return replace(pull, bottleneck=PARENT_CAP) if is_capped else pull
 
 
 def _place(facts: SwarmFacts, node_id: str) -> Place:

@@ -24,6 +24,7 @@ from workers.weights.swarm.rates import SLICE_BYTES, RateCap, RateMeter
 _BACKLOG = 128
 _IDLE_SECONDS = 1.0
 _OPEN_FILES = 4
+_MICRO = 1e6
 _OK, _BAD, _FORBIDDEN, _BUSY = 200, 400, 403, 503
 _STREAM_HEAD = (
     b"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -70,8 +71,13 @@ class Stream:
     wanted: bytearray
     left: int
     meter: RateMeter = field(default_factory=RateMeter)
-    capped_seconds: float = 0.0
-    """Waited for this node's own caps."""
+    capped: RateMeter = field(default_factory=RateMeter)
+    """Microseconds that it waited for this node's own caps, over the last few seconds."""
+
+    @property
+    def capped_ratio(self) -> float:
+        """Share of the last few seconds in which this node's own caps held it back."""
+        return min(1.0, self.capped.rate() / _MICRO)
 
 
 class PieceServer:
@@ -270,7 +276,7 @@ class _Sender:
         while offset < end:
             count = min(end - offset, SLICE_BYTES) if self._caps else end - offset
             for cap in self._caps:
-                self._stream.capped_seconds += cap.take(count)
+                self._stream.capped.add(int(cap.take(count) * _MICRO))
             offset += self._sendfile(file, offset, count)
         self._connection.send(wire.CHUNK_END)
         return piece.length
