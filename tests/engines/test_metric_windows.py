@@ -90,11 +90,11 @@ def test_what_either_sample_lacks_has_no_rate() -> None:
     assert measure_window(OLD, OLD, seconds=0.0).generation_tokens_per_second is None
 
 
-def test_quantile_beyond_the_last_bound_is_that_bound_with_a_note() -> None:
-    new = replace(OLD, ttft=histogram(90, 95, 99, 120))
+def test_quantile_beyond_the_last_bound_is_that_bound_and_said_to_be_the_least() -> None:
+    new = replace(OLD, ttft=histogram(90, 110, 114, 120))
     load = measure_window(OLD, new, seconds=10.0)
     assert load.ttft_p95_seconds == 0.4
-    assert any(note.startswith("ttft_p95_seconds is at least") for note in load.notes)
+    assert load.lower_bounds == ("ttft_p95_seconds", "ttft_p99_seconds")
 
 
 def test_other_buckets_are_never_subtracted_from_one_another() -> None:

@@ -12,7 +12,7 @@ from workers.agent.journal import AttemptRow, ReplicaRow
 from workers.agent.probing import ProbeState
 from workers.agent.snapshot import Snapshot
 from workers.agent.supervisor import Decision
-from workers.engines.windows import measure_window
+from workers.engines.windows import choose_span, measure_window
 from workers.protocol.observed import ExitInfo, ObservedState, ReplicaObserved, ReplicaTelemetry
 
 _TAIL_SENT_SECONDS = 60.0
@@ -89,11 +89,9 @@ def _telemetry(probe: ProbeState, now: float) -> ReplicaTelemetry | None:
     notes = (probe.note,) if probe.note else ()
     if not probe.samples:
         return ReplicaTelemetry(window_seconds=0.0, notes=notes) if notes else None
-    (old_at, old), (new_at, new) = probe.samples[0], probe.samples[-1]
-    report = measure_window(
-        old if len(probe.samples) > 1 else None,
-        new,
-        seconds=new_at - old_at,
-        age_seconds=max(0.0, now - new_at),
-    )
+    span = choose_span(probe.samples)
+    if span.note:
+        notes = (span.note, *notes)
+    newest_at, _ = probe.samples[-1]
+    report = measure_window(span.old, span.new, seconds=span.seconds, age_seconds=max(0.0, now - newest_at))
     return msgspec.structs.replace(report, notes=(*report.notes, *notes))

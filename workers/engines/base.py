@@ -148,13 +148,24 @@ class EngineSample:
     process_start_seconds: float | None = None
     requests_running: int | None = None
     requests_waiting: int | None = None
+    waiting_by_reason: Mapping[str, float] = field(default_factory=dict)
+    sleep_state: str = ""
+    """`awake`, or what an engine that sleeps has let go: `weights_offloaded`, `discard_all`."""
     kv_used_ratio: float | None = None
     kv_evicted_idle_seconds: float | None = None
     """How long ago the block that was evicted last had been used."""
     kv_total_blocks: int | None = None
     kv_block_tokens: int | None = None
+    kv_capacity_tokens: int | None = None
+    kv_capacity_is_estimate: bool = False
+    """Worked out of labels that need not hold for every layer; the engine's own figure is not known."""
     prefix_query_tokens: float | None = None
     prefix_hit_tokens: float | None = None
+    prefix_hit_ratio: float | None = None
+    """Of an engine that counts neither; since when it does not say."""
+    external_query_tokens: float | None = None
+    """Prompt tokens that were looked for in a cache beyond the engine's own; and those found there."""
+    external_hit_tokens: float | None = None
     prefix_miss_tokens: Mapping[str, float] = field(default_factory=dict)
     """By reason."""
     kv_tiers: tuple[KvTier, ...] = ()
@@ -162,9 +173,21 @@ class EngineSample:
     kv_thrash_reason: str = ""
     prompt_tokens: float | None = None
     generation_tokens: float | None = None
+    generation_tokens_by_model: Mapping[str, float] = field(default_factory=dict)
+    """Only where one engine serves several models: a base model and what is fine-tuned on it."""
+    generation_tokens_per_second: float | None = None
+    """Of an engine that does not count tokens."""
     requests_finished: float | None = None
+    requests_by_outcome: Mapping[str, float] = field(default_factory=dict)
+    """How requests ended: `stop`, `length`, `abort`, `error`, `rejected` and others."""
+    preemptions: float | None = None
+    """Requests set back because there was no room for their next token."""
+    connector: Mapping[str, float] = field(default_factory=dict)
+    """What went through a KV connector since the start, in words: `nixl bytes`, `offload loads`."""
     ttft: Histogram | None = None
     itl: Histogram | None = None
+    queue_time: Histogram | None = None
+    """From arrival to the first step that computes a request."""
     notes: tuple[str, ...] = ()
     """Data-quality notes, such as `2 lines dropped` or `duplicate series`."""
 

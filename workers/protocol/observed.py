@@ -109,6 +109,29 @@ class ReplicaTelemetry(Part, frozen=True, kw_only=True):
     kv_evicted_idle_seconds: float | None = None
     """How long before the scrape the block evicted last had been used: what was used later is still cached.
     Absent where nothing was evicted for lack of room, or goes to a lower tier. Since 1.5."""
+    lower_bounds: tuple[str, ...] = ()
+    """Quantiles above that are at least what they say: they lie beyond the engine's last bucket. Since 1.6,
+    as all below."""
+    queue_p50_seconds: float | None = None
+    queue_p95_seconds: float | None = None
+    waiting_by_reason: dict[str, float] = {}
+    """Requests in the queue by why they wait; empty where all wait for the same, or none does."""
+    sleep_state: str = ""
+    """`awake`, or what the engine has let go: `weights_offloaded`, `discard_all`; empty: not told."""
+    kv_capacity_tokens: int | None = None
+    kv_capacity_is_estimate: bool = False
+    """Worked out of labels that need not hold for every layer of the model."""
+    external_hit_ratio: float | None = None
+    """Of what was looked for in a cache beyond the engine's own, in the window."""
+    external_hit_tokens_total: float | None = None
+    preemptions_total: float | None = None
+    preemptions_per_second: float | None = None
+    outcomes_total: dict[str, float] = {}
+    """How requests ended, without those that none did: `stop`, `length`, `abort`, `error`, `rejected`."""
+    connector_totals: dict[str, float] = {}
+    """What went through a KV connector since the engine's start, in words, without zeros."""
+    generation_tokens_by_model: dict[str, float] = {}
+    """Totals, only where an engine serves several models: a base model and what is fine-tuned on it."""
 
 
 class MemoryHolder(Part, frozen=True, kw_only=True):
