@@ -284,7 +284,24 @@ _MEMORY_WAIT = MemoryWait(
         MemoryHolder(kind="stranger", pid=123, replica_id="r-9", command="python", memory_bytes=68 << 30),
     ),
 )
-_REPLICA_1_6 = msgspec.structs.replace(_REPLICA, memory_wait=_MEMORY_WAIT)
+_TELEMETRY_1_6 = msgspec.structs.replace(
+    _TELEMETRY_1_4,
+    lower_bounds=("ttft_p99_seconds",),
+    queue_p50_seconds=0.25,
+    queue_p95_seconds=0.5,
+    waiting_by_reason={"capacity": 2.0},
+    sleep_state="awake",
+    kv_capacity_tokens=8192,
+    kv_capacity_is_estimate=True,
+    external_hit_ratio=0.75,
+    external_hit_tokens_total=552.0,
+    preemptions_total=3.0,
+    preemptions_per_second=0.5,
+    outcomes_total={"stop": 7.0, "abort": 1.0},
+    connector_totals={"nixl bytes": 1_180_000.0},
+    generation_tokens_by_model={"base": 10.0, "tuned": 5.0},
+)
+_REPLICA_1_6 = msgspec.structs.replace(_REPLICA, telemetry=_TELEMETRY_1_6, memory_wait=_MEMORY_WAIT)
 _SWARM = SwarmSeen(
     pulls=(
         SwarmPull(

@@ -40,7 +40,7 @@ which it has; a replica's model may be one of these; a replica's load says how
 long unused what it evicted last was.
 6: a node says how the swarm feeds it; a replica says what memory its launch waits for; Hello has the
 versions of engines that are no part of this product; weights that a node cannot have say whether they
-themselves are at fault."""
+themselves are at fault; a replica's load says more of what real engines tell."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
