@@ -39,6 +39,8 @@ class _Place:
     address: str
     rack: str
     bytes_per_second: float
+    simulated: bool = False
+    """It has no bytes to give."""
 
 
 @dataclass(slots=True)
@@ -124,16 +126,18 @@ class SwarmDirector:
         for revision, nodes in together.items():
             if len(nodes) >= LEAST_NODES:
                 members = self._members(revision, [able[node_id] for node_id in sorted(nodes)])
-                if any(not _is_ready(member) for member in members.values()):
+                if len(members) >= LEAST_NODES and any(not _is_ready(m) for m in members.values()):
                     found[revision] = members
         return found
 
     def _members(self, revision: str, views: Sequence[NodeView]) -> dict[str, _Member]:
         places = self._read_places(view.node_id for view in views)
+        known = [view for view in views if view.node_id in places]
+        real = [view for view in known if not places[view.node_id].simulated]
+        # Simulated nodes are a swarm of their own, and in none where a real one wants the same.
         return {
             view.node_id: _Member(view, _piece_port(view), _held(view, revision), places[view.node_id])
-            for view in views
-            if view.node_id in places
+            for view in real or known
         }
 
     def _read_places(self, node_ids: Iterable[str]) -> Mapping[str, _Place]:
@@ -142,7 +146,10 @@ class SwarmDirector:
         if now - self._places_read >= _PLACES_SECONDS or not self._places.keys() >= set(node_ids):
             rows = nodes_in_service().exclude(address="").select_related("failure_domain__parent__parent")
             self._places = {
-                str(node.pk): _Place(node.address, rack_of(node), _link_bytes(node.labels)) for node in rows
+                str(node.pk): _Place(
+                    node.address, rack_of(node), _link_bytes(node.labels), simulated=node.simulated
+                )
+                for node in rows
             }
             self._places_read = now
         return self._places

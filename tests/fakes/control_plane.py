@@ -32,9 +32,8 @@ from tests.fakes.tap import Tap
 from workers.protocol import digests
 from workers.simulation.config import SimulationConfig
 from workers.simulation.faults import Fault, parse_fault
-from workers.simulation.node import ENGINE, NodeIdentity
+from workers.simulation.identity import ENGINE, PORTS_PER_SLOT, NodeIdentity
 from workers.simulation.process import Simulation
-from workers.simulation.serve import PORTS_PER_SLOT
 
 CODE = Path(__file__).resolve().parents[2]
 _OF_OUTAGES = (

@@ -12,7 +12,8 @@ from workers.protocol.observed import ObservedState, ReplicaObserved
 from workers.protocol.wish import ModelRef, ReplicaSpec, WantedState
 from workers.simulation.faults import Fault
 from workers.simulation.fleet import SimulatedFleet
-from workers.simulation.node import NodeIdentity, NodeShape
+from workers.simulation.identity import NodeIdentity
+from workers.simulation.node import NodeShape
 
 SECRET = b"s" * 32
 WALL_OFFSET = 1_700_000_000.0

@@ -15,7 +15,9 @@ from workers.simulation.hardware import (
     make_topology,
     read_cut_cards,
 )
-from workers.simulation.node import NodeIdentity, NodeShape, SimulatedNode
+from workers.simulation.identity import NodeIdentity
+from workers.simulation.node import NodeShape, SimulatedNode
+from workers.simulation.weights import SimulatedStore, StoreShape
 
 
 def test_simulated_links_rank_like_real_ones_and_fit_a_message() -> None:
@@ -39,7 +41,7 @@ def hello_of(shape: NodeShape) -> v1.Hello:
     identity = NodeIdentity(
         name="n", node_id="id", node_key=key, rack="r", supernode="s", address="127.0.0.1"
     )
-    node = SimulatedNode(identity, shape, seed=1, run_id="run", now=0.0)
+    node = SimulatedNode(identity, shape, SimulatedStore("n", StoreShape()), seed=1, run_id="run", now=0.0)
     first = node.reports(0.0, 0.0)[0]
     hello = v1.decode_report(v1.open_envelope(first), node_key=bytes.fromhex(key))
     assert isinstance(hello, v1.Hello)

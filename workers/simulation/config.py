@@ -9,7 +9,7 @@ import msgspec
 
 from workers.simulation.faults import Fault, Place
 from workers.simulation.hardware import NONE_CUT, CutCards
-from workers.simulation.node import NodeIdentity
+from workers.simulation.identity import NodeIdentity
 
 
 class ConfigError(Exception):

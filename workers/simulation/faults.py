@@ -124,6 +124,34 @@ class AgentRestart(_Fault, frozen=True, kw_only=True, tag_field="kind", tag="age
     """The agent process ends and starts again; replicas go on."""
 
 
+class DiskFull(_Fault, frozen=True, kw_only=True, tag_field="kind", tag="disk-full"):
+    """Nothing more can be stored on the node's disk; what is there stays usable."""
+
+
+class CorruptWeights(_Fault, frozen=True, kw_only=True, tag_field="kind", tag="corrupt-weights"):
+    """Weights on the disk have changed, which a scrub finds; or what it gives to others is damaged."""
+
+    where: Literal["disk", "given"] = "disk"
+    pieces: int = 3
+    """Of each revision on the disk."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pieces < 1:
+            raise ValueError("pieces must be at least 1")
+
+
+class SlowLink(_Fault, frozen=True, kw_only=True, tag_field="kind", tag="slow-link"):
+    """The node's link carries weights so many times slower."""
+
+    factor: float = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.factor < 1:
+            raise ValueError("factor must be at least 1")
+
+
 Fault: TypeAlias = (
     NodeDeath
     | RackLoss
@@ -136,6 +164,9 @@ Fault: TypeAlias = (
     | Jitter
     | ReplicaCrash
     | AgentRestart
+    | DiskFull
+    | CorruptWeights
+    | SlowLink
 )
 
 _WHOLE_FLEET = (MassSilence, ReportLoss, Jitter)

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from workers.protocol import pulse
 from workers.simulation import faults as kinds
 from workers.simulation.faults import Fault, Place, choose_targets, kind_of
+from workers.simulation.identity import NodeIdentity
 from workers.simulation.journal import BEGIN, END, FaultNote
-from workers.simulation.node import GAP_SECONDS, NodeIdentity, NodeShape, SimulatedNode
+from workers.simulation.node import GAP_SECONDS, NodeShape, SimulatedNode
+from workers.simulation.piece_network import PieceNetwork
 from workers.simulation.replica import SimulatedReplica
 
 BEAT_SECONDS = 1.0
@@ -64,8 +66,11 @@ class SimulatedFleet:
         self._by_id: dict[str, _Member] = {}
         self._by_name: dict[str, _Member] = {}
         self._by_address: dict[str, _Member] = {}
+        self._pieces = PieceNetwork(shape.store, self._revisions_in_use, now=now)
         for identity in identities:
-            member = _Member(SimulatedNode(identity, shape, seed=seed, run_id=run_id, now=now))
+            store = self._pieces.add(identity.node_id)
+            node = SimulatedNode(identity, shape, store, seed=seed, run_id=run_id, now=now)
+            member = _Member(node)
             self._by_id[identity.node_id] = self._by_name[identity.name] = member
             self._by_address[identity.address] = member
             member.beats_at = now + self._rng.random() * BEAT_SECONDS
@@ -112,6 +117,7 @@ class SimulatedFleet:
     def step(self, now: float) -> list[bytes]:
         """Carry out what is due by now, and return the sealed reports that leave."""
         self._now = now
+        self._pieces.advance(now)
         while self._heap and self._heap[0][0] <= now:
             at, _, action = heapq.heappop(self._heap)
             action(at)
@@ -142,6 +148,9 @@ class SimulatedFleet:
         """The whole process could not report: every node introduces itself again."""
         for member in self._by_id.values():
             member.node.lost_contact()
+
+    def _revisions_in_use(self, node_id: str) -> frozenset[str]:
+        return self._by_id[node_id].node.revisions_in_use
 
     # ------------------------------------------------------------------ beats
     def _beat_of(self, member: _Member) -> Callable[[float], None]:
@@ -269,6 +278,20 @@ def _begin(member: _Member, fault: Fault, at: float) -> None:
         case kinds.AgentRestart():
             node.start_agent()
         case _:
+            _begin_of_weights(node, fault)
+
+
+def _begin_of_weights(node: SimulatedNode, fault: Fault) -> None:
+    match fault:
+        case kinds.DiskFull():
+            node.weights.full = True
+        case kinds.CorruptWeights(where="given"):
+            node.weights.gives_damaged = True
+        case kinds.CorruptWeights():
+            node.weights.damage(fault.pieces, node.revisions_in_use)
+        case kinds.SlowLink():
+            node.weights.link_factor *= fault.factor
+        case _:
             pass
 
 
@@ -285,5 +308,17 @@ def _end(member: _Member, fault: Fault, at: float) -> None:
             member.cut -= 1
         case kinds.SlowNode():
             node.latency_factor /= fault.latency_factor
+        case _:
+            _end_of_weights(node, fault)
+
+
+def _end_of_weights(node: SimulatedNode, fault: Fault) -> None:
+    match fault:
+        case kinds.DiskFull():
+            node.weights.full = False
+        case kinds.CorruptWeights(where="given"):
+            node.weights.gives_damaged = False
+        case kinds.SlowLink():
+            node.weights.link_factor /= fault.factor
         case _:
             pass

@@ -11,37 +11,21 @@ import msgspec
 
 from workers.protocol import digests, pulse, v1
 from workers.protocol.observed import AgentLiveness, HostTelemetry, ObservedState, ReplicaObserved
-from workers.protocol.wish import ReplicaSpec
+from workers.protocol.wish import ReplicaSpec, WantedState
 from workers.simulation.engine import EngineShape, Traffic
 from workers.simulation.hardware import NONE_CUT, CutCards, make_accelerators, make_cut_cards, make_topology
+from workers.simulation.identity import ENGINE, NodeIdentity
 from workers.simulation.kv_pool import describe_pool, take_limits
 from workers.simulation.replica import Durations, SimulatedReplica
+from workers.simulation.weights import SimulatedStore, StoreShape
 
 AGENT_VERSION = "simulated"
-ENGINE = "simulated-node"
-"""The engine that only simulated nodes have, so that nothing real is ever placed on one of them."""
 GAP_SECONDS = 5.0
 """A node that could not report for so long introduces itself again."""
 HELLO_SECONDS = 3.0
 _REMEMBERED_COMMANDS = 200
 _STAMPS = 60_000
 _GIB = 1 << 30
-
-
-class NodeIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a node is, and where it says that it stands."""
-
-    name: str
-    node_id: str
-    node_key: str
-    """64 hex digits."""
-    rack: str
-    supernode: str
-    address: str
-    """Of the loopback network: nothing simulated is reached from outside."""
-
-    def __repr__(self) -> str:
-        return f"NodeIdentity(name={self.name!r})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +41,8 @@ class NodeShape:
     engine: EngineShape = field(default_factory=EngineShape)
     traffic: Traffic = field(default_factory=Traffic)
     durations: Durations = field(default_factory=Durations)
+    store: StoreShape = field(default_factory=StoreShape)
+    """Of weights, on its disk."""
     stamp_queue: bool = False
     """`requests_waiting` tells when the report was made, in hundredths of a second of ten minutes:
     a benchmark reads from it how old a value is on the screen."""
@@ -66,9 +52,17 @@ class SimulatedNode:
     """One node from its boot to its end. `now` is monotonic, `wall` the node's own idea of the time."""
 
     def __init__(
-        self, identity: NodeIdentity, shape: NodeShape, *, seed: int, run_id: str, now: float
+        self,
+        identity: NodeIdentity,
+        shape: NodeShape,
+        weights: SimulatedStore,
+        *,
+        seed: int,
+        run_id: str,
+        now: float,
     ) -> None:
         """`run_id`: new for each process, since no boot's name may ever be used twice."""
+        self.weights = weights
         self.identity = identity
         self.name = identity.name
         self.lease_epoch = 0
@@ -103,12 +97,14 @@ class SimulatedNode:
 
     def power_off(self, now: float) -> None:
         """Every process ends at once."""
+        self.weights.off = True
         for replica in self.replicas.values():
             replica.power_off(now)
 
     def power_on(self, now: float) -> None:
         """Boot."""
         self.start_agent()
+        self.weights.off = False
         for replica in self.replicas.values():
             replica.power_on(now)
 
@@ -117,6 +113,15 @@ class SimulatedNode:
         serving = sorted(r.replica_id for r in self.replicas.values() if r.is_serving)
         for replica_id in self._rng.sample(serving, min(count, len(serving))):
             self.replicas[replica_id].crash(now)
+
+    @property
+    def revisions_in_use(self) -> frozenset[str]:
+        """Weights of this node's disk that replicas run from, or are about to."""
+        return frozenset(
+            spec.model.digest
+            for spec in self._specs.values()
+            if spec.model.manifest_digest and spec.wanted is not WantedState.STOP
+        )
 
     def lost_contact(self) -> None:
         """Reports did not arrive for a while: introduce the node again."""
@@ -193,10 +198,11 @@ class SimulatedNode:
                 cpu_used_ratio=busy,
                 memory_used_bytes=64 * _GIB,
                 memory_total_bytes=512 * _GIB,
-                disk_free_bytes=900 * _GIB,
+                disk_free_bytes=self.weights.free_bytes,
                 load1=round(busy * 104, 2),
             ),
             kv_pools=describe_pool(self.replicas, self._shape.engine, now),
+            weights=self.weights.report(now, self.revisions_in_use),
         )
 
     def _observe(self, replica: SimulatedReplica, now: float, wall: float) -> ReplicaObserved:
@@ -237,11 +243,16 @@ class SimulatedNode:
             return "done", ""
         if command.lease_epoch < self.lease_epoch:
             return "refused", f"lease epoch {command.lease_epoch} is over; now {self.lease_epoch}"
+        return self._obey(command, now)
+
+    def _obey(self, command: v1.Command, now: float) -> tuple[str, str] | None:
         match command:
             case v1.ApplyDesired():
                 return self._apply(command, now)
             case v1.ForgetReplica():
                 return self._forget(command.replica_ids)
+            case v1.ApplyWeights():
+                return self._apply_weights(command)
             case v1.SetKvLimits():
                 refusal = take_limits(self.replicas, self._shape.engine, command)
                 return ("refused", refusal) if refusal else ("done", "")
@@ -261,6 +272,10 @@ class SimulatedNode:
             self._replica(replica_id, now).follow(spec, now)
         for replica_id in self.replicas.keys() - specs.keys():
             self.replicas[replica_id].follow(None, now)
+        return "done", ""
+
+    def _apply_weights(self, command: v1.ApplyWeights) -> tuple[str, str]:
+        self.weights.take(command, self.revisions_in_use)
         return "done", ""
 
     def _merged(self, wanted: Iterable[ReplicaSpec]) -> dict[str, ReplicaSpec]:
@@ -285,6 +300,7 @@ class SimulatedNode:
                 rng_of_attempt=self._rng_of_attempt,
                 now=now,
             )
+            known.missing_weights = self.weights.missing
         return known
 
     def _free_port(self) -> int:

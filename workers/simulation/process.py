@@ -14,9 +14,10 @@ from workers.simulation.config import SimulationConfig
 from workers.simulation.engine import Traffic
 from workers.simulation.faults import FaultScriptError
 from workers.simulation.fleet import SimulatedFleet
+from workers.simulation.identity import PORTS_PER_SLOT
 from workers.simulation.journal import FaultInbox, FaultJournal
 from workers.simulation.node import NodeShape
-from workers.simulation.serve import PORTS_PER_SLOT, EngineServer
+from workers.simulation.serve import EngineServer
 from workers.simulation.wire import CommandReader, ReportWriter
 
 _LEAST_PAUSE_SECONDS = 0.01

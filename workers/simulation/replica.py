@@ -12,6 +12,8 @@ from workers.protocol.wish import ReplicaSpec, WantedState
 from workers.simulation.engine import KV_EXTENT_BLOCKS, EngineModel, EngineShape, Traffic
 
 _SIGKILL = 9
+_LOOK_AGAIN_SECONDS = 0.5
+"""While its weights are on their way."""
 _OFF = (
     ObservedState.WAITING,
     ObservedState.BACKING_OFF,
@@ -51,6 +53,8 @@ class SimulatedReplica:
         rng_of_attempt: Callable[[str, int], random.Random],
         now: float,
     ) -> None:
+        self.missing_weights: Callable[[str], str] = lambda _: ""
+        """Says why the node's own copy of a revision cannot be started from; set by its node."""
         self.replica_id = replica_id
         self.spec: ReplicaSpec | None = None
         self.generation = 0
@@ -64,7 +68,8 @@ class SimulatedReplica:
         self._traffic = traffic
         self._durations = durations
         self._rng_of_attempt = rng_of_attempt
-        self._due = now
+        self._due = math.inf
+        """Nothing is launched before it is known what."""
         self._drain_deadline = math.inf
         self._launched_at = now
         self._ready_at: float | None = None
@@ -86,6 +91,8 @@ class SimulatedReplica:
     def follow(self, spec: ReplicaSpec | None, now: float) -> None:
         """Take over the newest wish; `None`: not wanted on this node."""
         self.advance(now)
+        if self.spec is None and self.attempt == 0:
+            self._due = now
         self.spec = spec
         renewed = spec is not None and spec.generation > self.generation
         if spec is not None:
@@ -182,9 +189,7 @@ class SimulatedReplica:
         durations = self._durations
         match self.state:
             case ObservedState.WAITING | ObservedState.BACKING_OFF:
-                self.attempt += 1
-                self._launched_at, self._ready_at = at, None
-                self._enter(ObservedState.STARTING, due=at + durations.start)
+                self._launch(at)
             case ObservedState.STARTING:
                 self._enter(ObservedState.LOADING, due=at + durations.load)
             case ObservedState.LOADING:
@@ -197,6 +202,16 @@ class SimulatedReplica:
                 self._stopped()
             case _:
                 self._due = math.inf
+
+    def _launch(self, at: float) -> None:
+        model = self.spec.model if self.spec is not None else None
+        missing = self.missing_weights(model.digest) if model and model.manifest_digest else ""
+        if missing:
+            self._enter(ObservedState.WAITING, due=at + _LOOK_AGAIN_SECONDS, reason=missing)
+            return
+        self.attempt += 1
+        self._launched_at, self._ready_at = at, None
+        self._enter(ObservedState.STARTING, due=at + self._durations.start)
 
     def _let_go(self, wanted: WantedState, now: float) -> None:
         if self.state in _OFF:

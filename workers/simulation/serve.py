@@ -23,8 +23,6 @@ from workers.simulation.engine import EngineModel, Request
 from workers.simulation.fleet import SimulatedFleet
 from workers.simulation.replica import SimulatedReplica
 
-PORTS_PER_SLOT = 2
-"""A replica that ended keeps its port until its end is recorded."""
 _CHARACTERS_PER_TOKEN = 4
 _DEFAULT_ANSWER_TOKENS = 64
 _QUEUE_POLL_SECONDS = 0.01

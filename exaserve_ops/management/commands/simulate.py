@@ -15,13 +15,14 @@ from exaserve_ops.adapters.fleet_files import FleetFilesError, open_fleet_files
 from exaserve_ops.adapters.processes import FLEET_VARIABLE, PROGRAM_VARIABLE, read_environment_of
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.management.simulated.enrolment import Wish, ensure_nodes
-from exaserve_ops.management.simulated.serving import ensure_deployment
+from exaserve_ops.management.simulated.serving import ensure_deployment, ensure_stored_models
 from exaserve_ops.management.simulated.workers import SimulationShape, run_workers, write_configs
 from workers.simulation.faults import Fault, FaultScriptError, parse_fault, read_script
 from workers.simulation.hardware import NONE_CUT, CutCards, read_cut_cards
 
 MOST_NODES = 4_096
 MOST_REPLICAS = 64
+MOST_GIGABYTES = 2_000
 
 
 class Command(BaseCommand):
@@ -45,6 +46,13 @@ class Command(BaseCommand):
             default=NONE_CUT,
             metavar="CARDS[:PROFILE+PROFILE]",
             help="further cards on each node, cut into slices, such as 2:3g.40gb+3g.40gb (default none)",
+        )
+        parser.add_argument(
+            "--weights",
+            type=_sizes,
+            default=(16, 140),
+            metavar="GB[,GB]",
+            help="have simulated models of these sizes that nodes keep on their disks (default 16,140)",
         )
         parser.add_argument("--racks", type=_up_to(MOST_NODES), default=16, help="(default %(default)s)")
         parser.add_argument("--seed", type=int, default=1, help="decides figures and faults")
@@ -79,6 +87,7 @@ class Command(BaseCommand):
                 places = options["nodes"] * options["replicas"]
                 standbys = min(max(0, options["standbys"]), places - 1)
                 self.stdout.write(ensure_deployment(replicas=places - standbys, standbys=standbys))
+            self.stdout.write(ensure_stored_models(options["weights"]))
             shape = SimulationShape(
                 # The operator runs this next to the control plane, with its secrets, and a thousand nodes
                 # share a connection: users of their own would part nothing from anything.
@@ -132,6 +141,13 @@ def _cut_cards(text: str) -> CutCards:
         return read_cut_cards(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    words = [word for word in text.split(",") if word]
+    if not all(word.isdecimal() and 1 <= int(word) <= MOST_GIGABYTES for word in words):
+        raise argparse.ArgumentTypeError(f"give whole numbers of gigabytes up to {MOST_GIGABYTES}: 16,140")
+    return tuple(map(int, words))
 
 
 def _up_to(most: int) -> Any:  # noqa: ANN401 - what argparse calls a type

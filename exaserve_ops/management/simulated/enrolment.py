@@ -12,7 +12,7 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import create_join_token, enrol_node
 from exaserve_ops.lib import clock
 from workers.protocol.digests import node_key
-from workers.simulation.node import NodeIdentity
+from workers.simulation.identity import NodeIdentity
 
 ACTOR = "simulate"
 FOLDER = "simulated"

@@ -18,8 +18,7 @@ from exaserve_ops.management.simulated.enrolment import FOLDER
 from workers.simulation.config import SimulationConfig
 from workers.simulation.faults import Fault, Place
 from workers.simulation.hardware import CutCards
-from workers.simulation.node import NodeIdentity
-from workers.simulation.serve import PORTS_PER_SLOT
+from workers.simulation.identity import PORTS_PER_SLOT, NodeIdentity
 
 NODES_PER_PROCESS = 512
 _PORTS = range(12_000, 20_000)
