@@ -24,9 +24,10 @@ _CONNECT_SECONDS = 1.0
 _READ_SECONDS = 2.0
 _PATIENT_SECONDS = 8.0
 """For the counters of an engine whose health came late: do tokens flow nevertheless?"""
-_MAX_PAGE_BYTES = 4 * 1024 * 1024
+_MAX_PAGE_BYTES = 8 * 1024 * 1024
 _THREADS = 16
 _OK = 200
+_WEB_PAGE = "text/html"
 
 logger = logging.getLogger(__name__)
 
@@ -158,11 +159,13 @@ def _ask(watched: _Watched) -> Outcome:
             return Outcome(Answer.FOREIGN, f"port {target.port}")
         watched.owned = True
     try:
-        status, page = _get(watched.pool, target.adapter.health_path)
+        health = _get(watched.pool, target.adapter.health_path)
     except urllib3.exceptions.HTTPError as error:
         return _failed(watched, error)
-    if status != _OK:
-        return Outcome(Answer.NOT_READY, _told(status, page))
+    if not health.is_whole:
+        return Outcome(Answer.BROKEN, "the answer was cut off")
+    if health.status != _OK:
+        return Outcome(Answer.NOT_READY, _told(health.status, health.body))
     sample, note = _scrape(watched)
     return Outcome(Answer.READY, sample=sample, note=note)
 
@@ -202,28 +205,46 @@ def _told(status: int, page: bytes) -> str:
 def _scrape(watched: _Watched, *, timeout: urllib3.Timeout | None = None) -> tuple[EngineSample | None, str]:
     adapter = watched.target.adapter
     try:
-        status, page = _get(watched.pool, adapter.metrics_path, timeout=timeout)
+        answer = _get(watched.pool, adapter.metrics_path, timeout=timeout)
     except urllib3.exceptions.TimeoutError:
         return None, "busy: metrics answered late"
     except urllib3.exceptions.HTTPError as error:
         return None, f"metrics: {type(error).__name__}"
-    if status != _OK:
-        return None, f"metrics disabled ({status})"
-    if len(page) > _MAX_PAGE_BYTES:
+    if answer.status != _OK:
+        return None, f"metrics disabled ({answer.status})"
+    if answer.content_type == _WEB_PAGE:
+        return None, f"metrics: a web page came ({_WEB_PAGE}), no metrics; is a proxy in between?"
+    if len(answer.body) > _MAX_PAGE_BYTES:
         return None, f"metrics page over {_MAX_PAGE_BYTES} bytes"
-    return adapter.parse_metrics(page.decode("utf-8", "replace")), ""
+    page = answer.body.decode("utf-8", "replace")
+    # A body that came whole needs no line end to show that its last line is not cut.
+    return adapter.parse_metrics(page + "\n" if answer.is_whole and not page.endswith("\n") else page), ""
 
 
-def _get(
-    pool: urllib3.HTTPConnectionPool, path: str, *, timeout: urllib3.Timeout | None = None
-) -> tuple[int, bytes]:
+@dataclass(frozen=True, slots=True)
+class _Answered:
+    status: int
+    content_type: str
+    body: bytes
+    is_whole: bool
+    """False if the connection ended within it."""
+
+
+def _get(pool: urllib3.HTTPConnectionPool, path: str, *, timeout: urllib3.Timeout | None = None) -> _Answered:
+    """Ask for a path; whatever codings the answer has are undone. Reads a byte more than a page may have."""
     response = pool.urlopen(
         "GET", path, preload_content=False, redirect=False, timeout=timeout or pool.timeout
     )
+    content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    body, is_whole = bytearray(), True
     try:
-        body = response.read(_MAX_PAGE_BYTES + 1)
+        while len(body) <= _MAX_PAGE_BYTES and (part := response.read1(_MAX_PAGE_BYTES + 1 - len(body))):
+            body += part
         if len(body) > _MAX_PAGE_BYTES:
             response.close()  # what is left unread must not be taken for the next answer
+    except (urllib3.exceptions.ProtocolError, urllib3.exceptions.DecodeError):
+        is_whole = False
+        response.close()
     finally:
         response.release_conn()
-    return response.status, body
+    return _Answered(response.status, content_type, bytes(body), is_whole)
