@@ -24,6 +24,8 @@ MISSING = "\u2013"
 CLOCK_OFF_SECONDS = 120.0
 _HUNDRED = 100
 _TEN = 10
+_TENTH = 0.1
+_LEAST_PERCENT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,9 @@ def percent(ratio: float | None) -> str:
     if math.isnan(ratio):
         return "NaN"
     scaled = ratio * 100
-    digits = 1 if 0 < abs(scaled) < _TEN else 0
+    if 0 < abs(scaled) < _LEAST_PERCENT:  # little is not nothing
+        return f"<{THIN_SPACE}{_LEAST_PERCENT}{THIN_SPACE}%"
+    digits = 0 if scaled == 0 or abs(scaled) >= _TEN else 1 if abs(scaled) >= _TENTH else 2
     return f"{scaled:.{digits}f}{THIN_SPACE}%"
 
 
@@ -213,6 +217,12 @@ def duration(seconds: float | None) -> str:
     if seconds < _TEN:
         return f"{seconds:.1f}{THIN_SPACE}s"
     return _coarse(round(seconds))
+
+
+def bounded(load: Mapping[str, Any], name: str) -> str:
+    """Write a quantile of a load: `> 80 s` where it lies beyond the last bucket that its engine counts in."""
+    text = duration(load.get(name))
+    return f">{THIN_SPACE}{text}" if name in load.get("lower_bounds", ()) else text
 
 
 def byte_size(count: float | None) -> str:
@@ -242,7 +252,7 @@ def load_words(load: Mapping[str, Any]) -> dict[str, str]:
     """Cells of a table of replicas: what is not known is missing, never zero."""
     return {
         "kv": percent(load.get("kv_used_ratio")),
-        "ttft": duration(load.get("ttft_p95_seconds")),
+        "ttft": bounded(load, "ttft_p95_seconds"),
         "running": number(load.get("requests_running"), 0),
         "waiting": number(load.get("requests_waiting"), 0),
         "tokens": number(load.get("generation_tokens_per_second")),

@@ -31,7 +31,9 @@ export function percent(ratio) {
   if (ratio === null || ratio === undefined) return MISSING;
   if (Number.isNaN(ratio)) return "NaN";
   const scaled = ratio * 100;
-  return scaled.toFixed(Math.abs(scaled) > 0 && Math.abs(scaled) < 10 ? 1 : 0) + THIN + "%";
+  const size = Math.abs(scaled);
+  if (size > 0 && size < 0.01) return `<${THIN}0.01${THIN}%`; // little is not nothing
+  return scaled.toFixed(size === 0 || size >= 10 ? 0 : size >= 0.1 ? 1 : 2) + THIN + "%";
 }
 
 export function seconds(value) {

@@ -65,6 +65,21 @@ def test_units_use_thin_spaces() -> None:
     assert count_words(8_190_735_360) == "8.19\u202fB"
 
 
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [
+        (0.0, "0 %"),
+        (9.75e-06, "< 0.01 %"),
+        (0.0002, "0.02 %"),
+        (0.004, "0.4 %"),
+        (0.62, "62 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_a_small_share_is_not_shown_as_none(ratio: float, words: str) -> None:
+    assert percent(ratio).replace("\u202f", " ") == words
+
+
 def test_a_gap_parts_a_sparkline_instead_of_falling_to_zero() -> None:
     pieces = sparkline_points([1.0, 2.0, None, 2.0, 1.0], width=100, height=28)
     assert len(pieces) == 2

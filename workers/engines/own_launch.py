@@ -10,7 +10,7 @@ from pathlib import Path
 
 import workers
 from workers.engines.base import EngineSample, Launch, LaunchContext
-from workers.engines.exposition import Exposition, parse_exposition
+from workers.engines.exposition import Exposition, PageReader
 from workers.kv.tiers.policy import TIERS
 from workers.protocol import names
 from workers.protocol.observed import KvSwaps, KvTier
@@ -18,6 +18,7 @@ from workers.protocol.observed import KvSwaps, KvTier
 METRIC_PREFIX = "exaserve_engine_"
 _PROCESS_START = "process_start_time_seconds"
 _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
+_reader = PageReader(prefixes=(METRIC_PREFIX, _PROCESS_START))
 
 
 def own_launch(
@@ -49,7 +50,8 @@ def own_launch(
 
 def parse_own_metrics(page: str) -> EngineSample:
     """Read a page of ours. What it does not say is `None`."""
-    found = parse_exposition(page, prefixes=(METRIC_PREFIX, _PROCESS_START))
+    found = _reader.read(page)
+    blocks, block_tokens = _count(found, "kv_blocks", tier="accelerator"), _count(found, "kv_block_tokens")
     notes = found.notes
     if not found.series:
         notes = (*notes, "no metrics of this engine on the page")
@@ -59,8 +61,9 @@ def parse_own_metrics(page: str) -> EngineSample:
         requests_waiting=_count(found, "requests_waiting"),
         kv_used_ratio=found.find_value(METRIC_PREFIX + "kv_used_ratio"),
         kv_evicted_idle_seconds=found.find_value(METRIC_PREFIX + "kv_evicted_idle_seconds"),
-        kv_total_blocks=_count(found, "kv_blocks", tier="accelerator"),
-        kv_block_tokens=_count(found, "kv_block_tokens"),
+        kv_total_blocks=blocks,
+        kv_block_tokens=block_tokens,
+        kv_capacity_tokens=None if blocks is None or block_tokens is None else blocks * block_tokens,
         prefix_query_tokens=found.find_value(METRIC_PREFIX + "prefix_cache_query_tokens_total"),
         prefix_hit_tokens=found.find_value(METRIC_PREFIX + "prefix_cache_hit_tokens_total"),
         prefix_miss_tokens=_by_label(found, "prefix_cache_miss_tokens_total", "reason"),
@@ -70,8 +73,11 @@ def parse_own_metrics(page: str) -> EngineSample:
         prompt_tokens=found.find_value(METRIC_PREFIX + "prompt_tokens_total"),
         generation_tokens=found.find_value(METRIC_PREFIX + "generation_tokens_total"),
         requests_finished=found.find_value(METRIC_PREFIX + "requests_total"),
+        requests_by_outcome=_by_label(found, "requests_total", "outcome"),
+        preemptions=found.find_value(METRIC_PREFIX + "preemptions_total"),
         ttft=found.find_histogram(METRIC_PREFIX + "time_to_first_token_seconds"),
         itl=found.find_histogram(METRIC_PREFIX + "inter_token_latency_seconds"),
+        queue_time=found.find_histogram(METRIC_PREFIX + "request_queue_seconds"),
         notes=notes,
     )
 

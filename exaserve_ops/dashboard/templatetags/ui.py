@@ -42,6 +42,12 @@ def duration(value: Any) -> str:  # noqa: ANN401 - see above
 
 
 @register.filter
+def bounded(load: Mapping[str, Any], name: str) -> str:
+    """Write a quantile of a load, `> x` where it is more than its engine can tell."""
+    return wording.bounded(load or {}, name)
+
+
+@register.filter
 def clock_is_off(skew_seconds: Any) -> bool:  # noqa: ANN401 - see above
     """Whether a node's clock is off by more than people should have to guess."""
     return wording.is_clock_off(_or_missing(skew_seconds))

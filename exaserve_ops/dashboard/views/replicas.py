@@ -13,6 +13,7 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from exaserve_ops.dashboard.access import actor_of, requires
+from exaserve_ops.dashboard.engine_words import told_of
 from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.ports import live_reader
@@ -138,8 +139,9 @@ def replica_drawer(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 @require_safe
 @requires("serving.view_replica")
 def replica_state(request: HttpRequest, replica_id: UUID) -> HttpResponse:
-    """Show a replica's state and figures again."""
-    return render(request, "replicas/state.html", _replica_context(replica_id))
+    """Show a replica's state and figures again, or with `?part=told` what its engine tells beside."""
+    part = "replicas/told.html" if request.GET.get("part") == "told" else "replicas/state.html"
+    return render(request, part, _replica_context(replica_id))
 
 
 @require_safe
@@ -203,12 +205,14 @@ def _replica_context(replica_id: UUID) -> dict[str, Any]:
     telemetry = live_reader().read_node(str(found.node_id)) if found.node_id else None
     live = ((telemetry or {}).get("replicas") or {}).get(str(replica_id)) or {}
     sessions = InferenceSession.objects.filter(replica=replica_id)[:SHOWN_SESSIONS]
+    load = load_of(telemetry, replica_id)
     return {
         "title": f"{found.status.replace('_', ' ')} · {found.name}",
         "replica": found,
         "accelerators": found.accelerators.all(),
         "live": live,
-        "load": load_of(telemetry, replica_id),
+        "load": load,
+        "told": told_of(load),
         "sessions": sessions,
         "events": history_of("replica", replica_id),
         "leaving": leaving_of(found),

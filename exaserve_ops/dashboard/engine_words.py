@@ -1,0 +1,132 @@
+"""What an engine tells beside the figures that every engine has, in words. Pure.
+
+What it does not tell is a row without text, and the page says so: to be silent is not to be zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from exaserve_ops.dashboard.wording import MISSING, bounded, byte_size, duration, number, percent
+
+_SLEEP = {
+    "awake": "awake",
+    "weights_offloaded": "asleep, weights in host memory",
+    "discard_all": "asleep, weights and KV given up",
+}
+_OUTCOMES = {
+    "stop": "finished",
+    "length": "reached their limit",
+    "abort": "aborted",
+    "error": "failed",
+    "rejected": "rejected",
+    "repetition": "stopped for repetition",
+}
+_MOST_PARTS = 12
+"""Of a list in one row; an engine that tells more is shown the largest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToldRow:
+    """One line: what it is, and what the engine says; no text where it says nothing."""
+
+    name: str
+    text: str = ""
+    detail: str = ""
+
+
+def told_of(load: Mapping[str, Any]) -> list[ToldRow]:
+    """Rows for a replica's load; none where nothing is known of it at all."""
+    if not load:
+        return []
+    return [
+        _quantiles("In the queue, p95", load, "queue"),
+        _quantiles("Between tokens, p95", load, "itl"),
+        ToldRow("TTFT p99", _or_nothing(bounded(load, "ttft_p99_seconds"))),
+        _waiting(load),
+        _capacity(load),
+        ToldRow("Sleep", _SLEEP.get(load.get("sleep_state", ""), load.get("sleep_state", ""))),
+        _preemptions(load),
+        _outcomes(load),
+        _outer_cache(load),
+        *_connector(load),
+        *_models(load),
+    ]
+
+
+def _or_nothing(text: str) -> str:
+    return "" if text == MISSING else text
+
+
+def _quantiles(name: str, load: Mapping[str, Any], what: str) -> ToldRow:
+    text = _or_nothing(bounded(load, f"{what}_p95_seconds"))
+    return ToldRow(name, text, f"p50 {bounded(load, f'{what}_p50_seconds')}" if text else "")
+
+
+def _waiting(load: Mapping[str, Any]) -> ToldRow:
+    waiting, reasons = load.get("requests_waiting"), load.get("waiting_by_reason") or {}
+    if waiting is None:
+        return ToldRow("Waiting for")
+    return ToldRow("Waiting for", _parts(reasons) or ("nothing" if waiting == 0 else "reasons not told"))
+
+
+def _capacity(load: Mapping[str, Any]) -> ToldRow:
+    tokens = load.get("kv_capacity_tokens")
+    blocks, size = load.get("kv_total_blocks"), load.get("kv_block_tokens")
+    if tokens is None and blocks is not None and size is not None:
+        tokens = blocks * size
+    if tokens is None:
+        return ToldRow("KV room")
+    details = [] if not size else [f"in blocks of {number(size, 0)}"]
+    if load.get("kv_capacity_is_estimate"):
+        details.append("worked out of labels, may be off where layers differ")
+    return ToldRow("KV room", f"{number(tokens, 0)} tokens", ", ".join(details))
+
+
+def _preemptions(load: Mapping[str, Any]) -> ToldRow:
+    total, rate = load.get("preemptions_total"), load.get("preemptions_per_second")
+    if total is None:
+        return ToldRow("Set back for lack of room")
+    detail = f"{number(rate)} a second now" if rate else ""
+    return ToldRow("Set back for lack of room", f"{number(total, 0)} since it started", detail)
+
+
+def _outcomes(load: Mapping[str, Any]) -> ToldRow:
+    outcomes, total = load.get("outcomes_total") or {}, load.get("requests_total")
+    named = {_OUTCOMES.get(name, name.replace("_", " ")): count for name, count in outcomes.items()}
+    if named:
+        return ToldRow("Requests ended", _parts(named), "since it started")
+    return ToldRow("Requests ended", "" if total is None else f"{number(total, 0)} since it started")
+
+
+def _outer_cache(load: Mapping[str, Any]) -> ToldRow:
+    tokens, ratio = load.get("external_hit_tokens_total"), load.get("external_hit_ratio")
+    if tokens is None:
+        return ToldRow("Cache beyond its own")
+    detail = "" if ratio is None else f"{percent(ratio)} of what was looked for in the last seconds"
+    return ToldRow("Cache beyond its own", f"{number(tokens, 0)} tokens found since it started", detail)
+
+
+def _connector(load: Mapping[str, Any]) -> list[ToldRow]:
+    totals = load.get("connector_totals") or {}
+    words = {name: _amount(name, value) for name, value in totals.items()}
+    text = " · ".join(f"{name} {amount}" for name, amount in words.items())
+    return [ToldRow("KV connector", text, "since it started")] if text else []
+
+
+def _amount(name: str, value: float) -> str:
+    if "bytes" in name:
+        return byte_size(value)
+    return duration(value) if "seconds" in name else number(value, 0)
+
+
+def _models(load: Mapping[str, Any]) -> list[ToldRow]:
+    models = load.get("generation_tokens_by_model") or {}
+    return [ToldRow("Tokens by model", _parts(models), "since it started")] if models else []
+
+
+def _parts(counts: Mapping[str, float]) -> str:
+    largest = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))[:_MOST_PARTS]
+    return " · ".join(f"{name.replace('_', ' ')} {number(count, 0)}" for name, count in largest)
