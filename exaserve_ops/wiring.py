@@ -17,6 +17,7 @@ from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.leadership import LeaderLease
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
 from exaserve_ops.adapters.manifest_shelf import ManifestShelf
+from exaserve_ops.adapters.model_findings import ModelFindings
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.adapters.model_readings import ModelReadings
 from exaserve_ops.adapters.pulses import RedisPulseReader
@@ -86,6 +87,7 @@ def build_controllers() -> Controllers:
             ),
             shelf=ManifestShelf(_client()),
             swarm_board=RedisSwarmBoard(_client()),
+            findings=ModelFindings(),
             doorbell=PostgresDoorbell(environment.database_url),
             reach=ReachReader(_client()),
             place_token=place_token,

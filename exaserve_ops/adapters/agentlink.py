@@ -13,8 +13,9 @@ from exaserve_ops.serving.domain.accelerator_wish import MpsShare
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.sessions.domain.moves import MoveOrder
-from exaserve_ops.weights.domain.wanted import SwarmPart, WantedWeights
+from exaserve_ops.weights.domain.wanted import SwarmPart, WantedImport, WantedWeights
 from workers.protocol import digests, names, v1
+from workers.protocol.imports import WeightsImport
 from workers.protocol.weights import SwarmOrder, SwarmParent, WeightsSource, WeightsWanted
 from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
@@ -67,15 +68,22 @@ class CeleryAgentLink:
         self._send(node_id, command)
 
     def send_weights(
-        self, node_id: str, *, lease_epoch: int, revision: int, weights: Sequence[WantedWeights]
+        self,
+        node_id: str,
+        *,
+        lease_epoch: int,
+        revision: int,
+        weights: Sequence[WantedWeights],
+        imports: Sequence[WantedImport],
     ) -> None:
-        """Send all that a node is to have on its disk."""
+        """Send all that a node is to have on its disk, and the models that it takes in."""
         command = v1.ApplyWeights(
             command_id=_new_id(),
             lease_epoch=lease_epoch,
             deadline_seconds=COMMAND_SECONDS,
             revision=revision,
             weights=tuple(self._weights(wanted) for wanted in weights),
+            imports=tuple(_import(wanted) for wanted in imports),
         )
         self._send(node_id, command)
 
@@ -253,3 +261,17 @@ def _mps_limits(share: MpsShare | None) -> MpsLimits | None:
     if share is None:
         return None
     return MpsLimits(thread_percent=share.thread_percent, memory_bytes=share.memory_bytes)
+
+
+def _import(wanted: WantedImport) -> WeightsImport:
+    return WeightsImport(
+        import_id=wanted.import_id,
+        kind=wanted.origin.kind,
+        location=wanted.origin.location,
+        secret=wanted.origin.secret,
+        revision=wanted.revision,
+        files=wanted.files,
+        attempt=wanted.attempt,
+        paused=wanted.paused,
+        name=wanted.name,
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,15 @@ from exaserve_ops.serving.domain.manifest import EncodedManifest, FileEntry
 from exaserve_ops.serving.domain.weights_size import UnknownWeights, weights_of_files
 from exaserve_ops.serving.services.models import ModelFacts
 from workers.protocol import manifest as manifests
-from workers.protocol.shards import MAX_INDEX_BYTES, SUFFIX, ShardError, read_header
+from workers.protocol.shards import (
+    MAX_CONFIG_BYTES,
+    MAX_INDEX_BYTES,
+    SUFFIX,
+    ShardError,
+    count_elements,
+    read_header,
+)
 
-MAX_CONFIG_BYTES = 4 * 1024 * 1024
-"""Bound of config.json; the largest ones list the layers of a quantised model."""
 _INDEX = "model.safetensors.index.json"
 _HUB_SNAPSHOTS = "snapshots"
 _HUB_BLOBS = "blobs"
@@ -115,14 +119,21 @@ def _json_file(path: Path, most_bytes: int) -> dict[str, Any]:
     try:
         if path.stat().st_size > most_bytes:
             raise InvalidInputError("folder", f"{path.name} is larger than {most_bytes:,} bytes")
-        text = path.read_text("utf-8")
-        value = read_json(text)
+        data = path.read_bytes()
     except FileNotFoundError as error:
         raise InvalidInputError("folder", f"'{path.parent}' holds no {path.name}") from error
+    return json_object(data, path.name)
+
+
+def json_object(data: bytes, name: str) -> dict[str, Any]:
+    """Read a file that must be an object. Raises `InvalidInputError`, naming it."""
+    try:
+        text = data.decode("utf-8")
+        value = read_json(text)
     except ValueError as error:
-        raise InvalidInputError("folder", f"{path.name}: {error}") from error
+        raise InvalidInputError("folder", f"{name}: {error}") from error
     if not isinstance(value, dict) or "\\u0000" in text or "\0" in text:
-        raise InvalidInputError("folder", f"{path.name} is no JSON object, or holds null characters")
+        raise InvalidInputError("folder", f"{name} is no JSON object, or holds null characters")
     return value
 
 
@@ -135,10 +146,6 @@ def _parameters(folder: Path, name: str) -> int:
             return stream.read(length)
 
         try:
-            header = read_header(name, os.fstat(stream.fileno()).st_size, read_at)
+            return count_elements(name, read_header(name, os.fstat(stream.fileno()).st_size, read_at))
         except ShardError as error:
             raise InvalidInputError("folder", str(error)) from error
-    try:
-        return sum(prod(t["shape"]) for tensor, t in header.items() if tensor != "__metadata__")
-    except (KeyError, TypeError) as error:
-        raise InvalidInputError("folder", f"{name} has a tensor without a shape in its header") from error

@@ -20,9 +20,17 @@ from exaserve_ops.serving.domain.observed import (
     ObservedReplica,
     ReplicaLoad,
 )
-from exaserve_ops.weights.domain.held import ComplaintSight, HeldWeights, PullSight, StoreSight, SwarmSight
+from exaserve_ops.weights.domain.held import (
+    ComplaintSight,
+    HeldWeights,
+    ImportSight,
+    PullSight,
+    StoreSight,
+    SwarmSight,
+)
 from workers.protocol import hardware, kv_pools, names, v1
 from workers.protocol.hardware import AcceleratorInfo
+from workers.protocol.imports import ImportSeen
 from workers.protocol.observed import ExitInfo, MemoryWait, ReplicaObserved, ReplicaTelemetry
 from workers.protocol.weights import SwarmSeen, WeightsHeld, WeightsReport
 
@@ -255,6 +263,10 @@ def _translate(report: v1.Report, encoded: bytes) -> reports.Report:
                 report.turn_began,
                 report.carrier,
             )
+        case v1.ImportFindings():
+            return reports.FindingsPart(
+                report.node_id, report.import_id, report.digest, report.index, report.count, report.data
+            )
         case v1.LogChunk():
             return reports.LogLines(
                 report.node_id, report.replica_id, report.attempt, report.lines, report.dropped_lines
@@ -343,6 +355,24 @@ def _store_sight(told: WeightsReport) -> StoreSight:
         held=tuple(_held(held) for held in told.held),
         in_swarms=told.in_swarms,
         piece_port=told.piece_port,
+        imports=tuple(_import_sight(seen) for seen in told.imports),
+    )
+
+
+def _import_sight(seen: ImportSeen) -> ImportSight:
+    return ImportSight(
+        import_id=seen.import_id,
+        state=seen.state.value,
+        attempt=seen.attempt,
+        reason=seen.reason[:1000],
+        location=seen.location[:1000],
+        files=seen.files,
+        files_done=seen.files_done,
+        total_bytes=seen.total_bytes,
+        have_bytes=seen.have_bytes,
+        bytes_per_second=seen.bytes_per_second,
+        eta_seconds=seen.eta_seconds,
+        findings_digest=seen.findings_digest[:64],
     )
 
 

@@ -24,7 +24,8 @@ from exaserve_ops.inventory.models import Accelerator, JoinToken, Node, NodeInst
 from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
-from exaserve_ops.serving.models import Deployment, Release, Replica
+from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
+from exaserve_ops.serving.models import Deployment, ModelImport, Release, Replica
 from exaserve_ops.serving.models import Model as ServedModel
 from exaserve_ops.sessions.domain.moves import RELOCATION
 from exaserve_ops.sessions.domain.relocation import TRIGGERS
@@ -235,6 +236,16 @@ class RolloutFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters 
     class Meta:
         model = Rollout
         fields: ClassVar[list[str]] = ["deployment", "status", "asked_by"]
+
+
+class ModelImportFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?status=fetching&node=<id>`."""
+
+    status = filters.MultipleChoiceFilter(choices=MODEL_IMPORT.choices)
+
+    class Meta:
+        model = ModelImport
+        fields: ClassVar[list[str]] = ["status", "node", "name", "kind", "asked_by"]
 
 
 class EventFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

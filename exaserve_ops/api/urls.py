@@ -8,6 +8,7 @@ from rest_framework.routers import SimpleRouter
 from exaserve_ops.api.views.agent import JoinView
 from exaserve_ops.api.views.capacity import CapacityViewSet
 from exaserve_ops.api.views.deployments import DeploymentViewSet
+from exaserve_ops.api.views.imports import ModelImportViewSet
 from exaserve_ops.api.views.incidents import IncidentViewSet
 from exaserve_ops.api.views.installations import InstallationViewSet, SshHostKeyViewSet
 from exaserve_ops.api.views.inventory import AcceleratorViewSet, JoinTokenViewSet, NodeViewSet
@@ -27,6 +28,7 @@ _router.register("nodes/host-keys", SshHostKeyViewSet, basename="api-host-key")
 _router.register("nodes", NodeViewSet, basename="api-node")
 _router.register("accelerators", AcceleratorViewSet, basename="api-accelerator")
 _router.register("models", ModelViewSet, basename="api-model")
+_router.register("imports", ModelImportViewSet, basename="api-import")
 _router.register("deployments", DeploymentViewSet, basename="api-deployment")
 _router.register("replicas", ReplicaViewSet, basename="api-replica")
 _router.register("sessions", SessionViewSet, basename="api-session")

@@ -30,6 +30,7 @@ from exaserve_ops.serving.domain.kv_pools import is_limits_wish
 from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.domain.reports import (
     CommandOutcome,
+    FindingsPart,
     HeartbeatReport,
     HelloReport,
     LogLines,
@@ -37,6 +38,7 @@ from exaserve_ops.serving.domain.reports import (
     Report,
     SessionSending,
 )
+from exaserve_ops.serving.services.imports import take_findings_part
 from exaserve_ops.serving.services.kv_pools import record_kv_limits
 from exaserve_ops.serving.services.replicas import record_observations
 from exaserve_ops.sessions.domain.moves import Sent, is_move_command, parse_move_command
@@ -136,6 +138,8 @@ class Ingest:
                     _record_outcome(report, clock.now())
                 case SessionSending():
                     _record_sending(report, clock.now())
+                case FindingsPart():
+                    take_findings_part(report)
                 case LogLines():
                     self._publisher.append_log(report)
 

@@ -10,10 +10,11 @@ from exaserve_ops.routing.domain import records
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reports import LogLines, Received
+from exaserve_ops.serving.services.models import ModelFacts
 from exaserve_ops.sessions.domain.moves import MoveOrder, Pin
 from exaserve_ops.telemetry.domain.pictures import LivePicture
 from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
-from exaserve_ops.weights.domain.wanted import WantedWeights
+from exaserve_ops.weights.domain.wanted import WantedImport, WantedWeights
 
 
 class ReportSource(Protocol):
@@ -46,9 +47,15 @@ class AgentLink(Protocol):
         ...
 
     def send_weights(
-        self, node_id: str, *, lease_epoch: int, revision: int, weights: Sequence[WantedWeights]
+        self,
+        node_id: str,
+        *,
+        lease_epoch: int,
+        revision: int,
+        weights: Sequence[WantedWeights],
+        imports: Sequence[WantedImport],
     ) -> None:
-        """Send all that a node is to have on its disk."""
+        """Send all that a node is to have on its disk, and the models that it takes in."""
         ...
 
     def request_hello(self, node_id: str, *, lease_epoch: int, reason: str) -> None:
@@ -99,6 +106,14 @@ class SwarmBoard(Protocol):
 
     def publish(self, notes: Sequence[SwarmNotes], /) -> None:
         """Replace the notes of these swarms."""
+        ...
+
+
+class FindingsReader(Protocol):
+    """Reads what nodes found when they took models in."""
+
+    def read(self, data: bytes, digest: str, /) -> ModelFacts:
+        """What was found. Raises `InvalidInputError` naming what is wrong with it."""
         ...
 
 

@@ -21,6 +21,8 @@ from exaserve_ops.controllers.drains import DrainWatch
 from exaserve_ops.controllers.fleet_state import RECENT_DEATHS_SECONDS, FleetState
 from exaserve_ops.controllers.handover import LOOK_EVERY_SECONDS as HANDOVER_SECONDS
 from exaserve_ops.controllers.handover import HandoverWatch
+from exaserve_ops.controllers.imports import LOOK_EVERY_SECONDS as IMPORTS_LOOK_SECONDS
+from exaserve_ops.controllers.imports import ImportWatch
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.installations import InstallationPorts, Installations
 from exaserve_ops.controllers.kv_watch import LOOK_EVERY_SECONDS as KV_LOOK_SECONDS
@@ -31,6 +33,7 @@ from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
 from exaserve_ops.controllers.ports import (
     AgentLink,
     Doorbell,
+    FindingsReader,
     LivePublisher,
     ManifestShelf,
     PulseSource,
@@ -119,6 +122,7 @@ class Adapters:
     pins: SessionPins
     shelf: ManifestShelf
     swarm_board: SwarmBoard
+    findings: FindingsReader
     doorbell: Doorbell
     reach: ReachSource
     place_token: PlaceToken
@@ -153,6 +157,7 @@ class Controllers:
             self._state, adapters.link, adapters.pins, MovePolicy(limits=adapters.move_limits)
         )
         self._weights = WeightsKeeper(self._state, adapters.link, adapters.shelf, adapters.swarm_board)
+        self._imports = ImportWatch(self._state, adapters.findings)
         self._handover = HandoverWatch(self._state)
         self._prewarm = PrewarmWatch(self._state)
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
@@ -216,6 +221,7 @@ class Controllers:
             self._thread("moves", self._moves.step, MOVE_SECONDS),
             self._thread("handover", self._handover.step, HANDOVER_SECONDS),
             self._thread("weights", self._weights.step, WEIGHTS_LOOK_SECONDS),
+            self._thread("imports", self._imports.step, IMPORTS_LOOK_SECONDS),
             self._thread("prewarm", self._prewarm.step, PREWARM_LOOK_SECONDS),
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),

@@ -19,9 +19,10 @@ from exaserve_ops.controllers.swarms import SwarmDirector
 from exaserve_ops.inventory.domain.liveness import DEAD
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
+from exaserve_ops.serving.selectors.imports import imports_by_node
 from exaserve_ops.serving.selectors.weights import known_revisions, manifest_body, wanted_by_node
 from exaserve_ops.weights.domain.held import StoreSight, marks_of
-from exaserve_ops.weights.domain.wanted import WantedWeights, digest_of
+from exaserve_ops.weights.domain.wanted import WantedImport, WantedWeights, digest_of
 from exaserve_ops.weights.services import record_sight, record_weights_wish
 
 LOOK_EVERY_SECONDS = 1.0
@@ -41,6 +42,14 @@ class _Told:
     recorded: tuple[object, ...] = field(default=())
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """All that one node is to have on its disk."""
+
+    weights: tuple[WantedWeights, ...]
+    imports: tuple[WantedImport, ...]
+
+
 class WeightsKeeper:
     """One look at all nodes a step."""
 
@@ -56,6 +65,7 @@ class WeightsKeeper:
         """Compare what is wanted with what nodes have taken in, and record what they have."""
         revisions = known_revisions()
         wanted = wanted_by_node(revisions)
+        imports = imports_by_node()
         names = {revision.digest: revision.name for revision in revisions.values()}
         self._told = {node_id: self._told.get(node_id, _Told()) for node_id in wanted}
         # Before anybody is told of them.
@@ -69,17 +79,17 @@ class WeightsKeeper:
             if sight is None or view.node_id not in wanted:
                 continue
             try:
-                self._tell(view, sight, wanted[view.node_id], now)
+                self._tell(view, sight, Wish(wanted[view.node_id], imports.get(view.node_id, ())), now)
                 self._record(view, sight, names)
             except Node.DoesNotExist:
                 _log.info("event=node_gone node=%s", view.node_id)
         self._swarm_record.step(self._swarms.looks, views)
 
-    def _tell(self, view: NodeView, sight: StoreSight, wanted: tuple[WantedWeights, ...], now: float) -> None:
+    def _tell(self, view: NodeView, sight: StoreSight, wish: Wish, now: float) -> None:
         told = self._told[view.node_id]
-        if not wanted and not sight.revision and not told.revision:
+        if not (wish.weights or wish.imports or sight.revision or told.revision):
             return  # nothing was ever wanted there
-        sha256 = digest_of(wanted)
+        sha256 = digest_of(wish.weights, wish.imports)
         if told.sha256 != sha256:
             told.revision = record_weights_wish(UUID(view.node_id), content_sha256=sha256)
             told.sha256, told.sent_seconds = sha256, -1e9
@@ -87,7 +97,11 @@ class WeightsKeeper:
         if behind and view.liveness != DEAD and now - told.sent_seconds >= SAY_AGAIN_SECONDS:
             told.sent_seconds = now
             self._link.send_weights(
-                view.node_id, lease_epoch=view.lease_epoch, revision=told.revision, weights=wanted
+                view.node_id,
+                lease_epoch=view.lease_epoch,
+                revision=told.revision,
+                weights=wish.weights,
+                imports=wish.imports,
             )
 
     def _record(self, view: NodeView, sight: StoreSight, names: Mapping[str, str]) -> None:

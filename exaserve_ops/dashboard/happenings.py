@@ -112,6 +112,15 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "prewarm_changed": "is fetched ahead by another policy",
         "prewarm_ended": "is not fetched ahead any more",
     },
+    "model_import": {
+        "import_asked": "was asked for",
+        "import_began": "is being fetched",
+        "import_held_up": "waits",
+        "import_failed": "failed",
+        "import_tried_again": "is tried again",
+        "import_registered": "is registered",
+        "import_cancelled": "was given up",
+    },
     "rollout": {
         "created": "was asked for",
         "start": "began",

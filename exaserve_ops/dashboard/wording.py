@@ -18,6 +18,7 @@ from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
 
 THIN_SPACE = "\u202f"
 MISSING = "\u2013"
@@ -135,6 +136,13 @@ _LOOKS = {
         "unreachable": ("warn", "diamond"),
         "waiting": ("warn", "ring"),
     },
+    "model_import": {
+        "waiting": ("idle", "ring"),
+        "fetching": ("busy", "half"),
+        "failed": ("bad", "cross"),
+        "registered": ("good", "circle"),
+        "cancelled": ("idle", "bar"),
+    },
     "gate": {
         "open": ("good", "circle"),
         "closed": ("bad", "cross"),
@@ -155,6 +163,7 @@ _LIFECYCLES: dict[str, Lifecycle] = {
     "drain": NODE_DRAIN,
     "rollout": ROLLOUT,
     "wave": WAVE,
+    "model_import": MODEL_IMPORT,
 }
 
 

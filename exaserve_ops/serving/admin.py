@@ -16,7 +16,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.admin import ReadOnlyAdmin, ServiceAdmin, actor_of
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
-from exaserve_ops.serving.models import Deployment, Model, ModelFile, NodeWish, Release, Replica
+from exaserve_ops.serving.models import Deployment, Model, ModelFile, ModelImport, NodeWish, Release, Replica
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
     create_deployment,
@@ -40,6 +40,16 @@ class ModelAdmin(ReadOnlyAdmin[Model]):
     list_display = ("name", "digest", "parameter_count", "weights_bytes", "max_context_tokens", "created_at")
     search_fields = ("name", "digest", "source")
     inlines = (ModelFileInline,)
+
+
+@admin.register(ModelImport)
+class ModelImportAdmin(ReadOnlyAdmin[ModelImport]):
+    """Imports: asked for on their page or over REST; controllers own the rows."""
+
+    list_display = ("name", "status", "kind", "location", "node", "why", "asked_by", "created_at", "ended_at")
+    list_filter = ("status", "kind")
+    list_select_related = ("node",)
+    search_fields = ("name", "location", "node__name")
 
 
 class DeploymentForm(forms.ModelForm[Deployment]):

@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.serving.domain.architecture import described_config
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
 from exaserve_ops.serving.domain.reach import REACHES, UNCHECKED
 
 
@@ -101,6 +102,78 @@ class ModelManifest(models.Model):
     def __str__(self) -> str:
         """Return the digest."""
         return self.digest
+
+
+class ModelImport(models.Model):
+    """A model that a node fetches from a hub, a server or a bucket, until it is registered."""
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    name = models.CharField(max_length=120, help_text="Of the model, once it is registered.")
+    node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="model_imports")
+    # Desired
+    kind = models.CharField(max_length=8, help_text="`hub`, `http` or `s3`.")
+    location = models.CharField(max_length=1000)
+    secret = models.CharField(max_length=64, blank=True, help_text="Name of a secret on the node.")
+    revision = models.CharField(
+        max_length=200, blank=True, help_text="Of a hub: branch, tag or commit; empty: main."
+    )
+    files = models.JSONField(default=list, blank=True, help_text="Names or patterns; empty: what is needed.")
+    attempt = models.PositiveIntegerField(default=1)
+    reason = models.CharField(max_length=500, help_text="Why; shown in the history.")
+    asked_by = models.CharField(max_length=120)
+    # Status
+    status = models.CharField(max_length=16, choices=MODEL_IMPORT.choices, default=MODEL_IMPORT.initial)
+    why = models.CharField(max_length=1000, blank=True, help_text="Why it stands so, or what it is doing.")
+    fixed_location = models.CharField(
+        max_length=1000, blank=True, help_text="The place as it stays: of a hub with the commit."
+    )
+    file_count = models.PositiveIntegerField(default=0)
+    files_done = models.PositiveIntegerField(default=0)
+    total_bytes = models.BigIntegerField(default=0)
+    have_bytes = models.BigIntegerField(default=0)
+    bytes_per_second = models.FloatField(default=0.0)
+    eta_seconds = models.FloatField(null=True, blank=True)
+    model = models.ForeignKey(Model, on_delete=models.SET_NULL, null=True, blank=True, related_name="imports")
+    created_at = models.DateTimeField(db_index=True)
+    status_changed_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["-created_at"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(
+                fields=["name"],
+                condition=models.Q(status__in=MODEL_IMPORT.live),
+                name="model_import_one_of_a_name",
+            ),
+            models.CheckConstraint(
+                condition=models.Q(status__in=MODEL_IMPORT.statuses), name="model_import_status_known"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        """Return the name and where it comes from."""
+        return f"{self.name} from {self.location}"
+
+
+class FoundPart(models.Model):
+    """A part of what a node found for an import; gone when the model is registered."""
+
+    model_import = models.ForeignKey(ModelImport, on_delete=models.CASCADE, related_name="parts")
+    digest = models.CharField(max_length=64, help_text="Of all parts together.")
+    index = models.PositiveIntegerField()
+    count = models.PositiveIntegerField()
+    data = models.BinaryField()
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["model_import", "index"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["model_import", "index"], name="found_part_once"),
+        ]
+
+    def __str__(self) -> str:
+        """Return which part of how many it is."""
+        return f"{self.index + 1} of {self.count}"
 
 
 class Deployment(models.Model):

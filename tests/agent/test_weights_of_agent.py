@@ -22,7 +22,7 @@ from workers.protocol.observed import ObservedState
 from workers.protocol.weights import WeightsHeld, WeightsSource, WeightsState, WeightsWanted
 from workers.protocol.wish import ModelRef, ReplicaSpec, WantedState
 
-SETTINGS = {"EXAOPS_AGENT_WEIGHTS_MARGIN_BYTES": "0"}
+SETTINGS = {"EXAOPS_AGENT_WEIGHTS_MARGIN_BYTES": "0", "EXAOPS_AGENT_WEIGHTS_LOCAL_SOURCES": "true"}
 
 
 @pytest.fixture

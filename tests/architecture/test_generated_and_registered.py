@@ -18,7 +18,7 @@ from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
 from exaserve_ops.rollouts.models import ReleaseAnswers, Wave, WaveMember
-from exaserve_ops.serving.models import ModelFile, ModelManifest, NodeWish
+from exaserve_ops.serving.models import FoundPart, ModelFile, ModelManifest, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
 from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 from tests.fakes.routes import all_routes
@@ -26,6 +26,7 @@ from tests.fakes.routes import all_routes
 SHOWN_IN_ANOTHER = {
     ModelFile: "in the admin of its model",
     ModelManifest: "bytes for nodes; its digest stands in the admin of its model",
+    FoundPart: "bytes on their way, gone when their import is registered",
 }
 NOT_OVER_REST = {
     FailureDomain: "shown with its node",
@@ -33,6 +34,7 @@ NOT_OVER_REST = {
     IdempotencyRecord: "what others were answered is not for reading",
     ModelFile: "shown with its model",
     ModelManifest: "between controllers and agents; its digest is shown with its model",
+    FoundPart: "between agents and controllers",
     LeaderLease: "between controllers",
     NodeHardware: "shown with its node",
     NodeLease: "between controllers and agents",

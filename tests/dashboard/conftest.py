@@ -17,12 +17,12 @@ from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.dashboard import ports, urls
 from exaserve_ops.health.services.incidents import open_incident
-from exaserve_ops.inventory.models import SshHostKey
+from exaserve_ops.inventory.models import Node, SshHostKey
 from exaserve_ops.inventory.services.installations import InstallationWish, create_installation
 from exaserve_ops.rollouts.domain.policy import RolloutPolicy
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.rollouts.services.rollouts import create_rollout, preview_rollout
-from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.models import Deployment, ModelImport
 from exaserve_ops.serving.services.releases import ReleaseWish
 from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.sessions.domain.pace import MoveLimits
@@ -124,6 +124,7 @@ def world(operator: Client) -> World:  # noqa: ARG001 - opens the database
     )
     node = make_node("gpu-1")
     return {
+        "import_id": make_import(node).pk,
         "rollout_id": begin_rollout(deployment).pk,
         "node_id": node.pk,
         "incident_id": open_incident(
@@ -141,6 +142,13 @@ def world(operator: Client) -> World:  # noqa: ARG001 - opens the database
             name="k", user=make_user("kim"), prefix="xo-abc", sha256="0" * 64, scopes=["api"]
         ).pk,
     }
+
+
+def make_import(node: Node, **changes: Any) -> ModelImport:
+    """A model that a node is to fetch from a hub."""
+    fields = {"name": "big", "kind": "hub", "location": "https://hub.example/o/n", "reason": "for chat"}
+    times = {"created_at": NOW, "status_changed_at": NOW}
+    return ModelImport.objects.create(node=node, asked_by="user:olga", **(fields | times | changes))
 
 
 def begin_rollout(deployment: Deployment) -> Rollout:

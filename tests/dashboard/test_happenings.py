@@ -17,11 +17,12 @@ from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
 from exaserve_ops.serving.domain.observed import ObservedExit
 
 KINDS = (
     *("node", "accelerator", "replica", "deployment", "installation", "ssh_host_key"),
-    *("incident", "controllers", "api_key", "model", "rollout"),
+    *("incident", "controllers", "api_key", "model", "model_import", "rollout"),
 )
 
 
@@ -35,6 +36,7 @@ KINDS = (
         ("installation", INSTALLATION),
         ("incident", INCIDENT),
         ("rollout", ROLLOUT),
+        ("model_import", MODEL_IMPORT),
     ],
     ids=lambda value: value.name if isinstance(value, Lifecycle) else "",
 )

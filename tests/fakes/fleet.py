@@ -86,6 +86,10 @@ class ScriptedNode:
             taken.append(command)
         return taken
 
+    def send(self, report: v1.Report) -> None:
+        """Report something of its own, sealed as it does."""
+        self._send(report)
+
     def _send(self, report: v1.Report, *, key: bytes | None = None) -> None:
         data = v1.encode_report(report, node_id=self.node_id, node_key=key or self.key)
         self.client.xadd(names.REPORT_STREAM, {"m": data})

@@ -15,6 +15,7 @@ from django.conf import settings
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.live_store import RedisLivePublisher
 from exaserve_ops.adapters.manifest_shelf import ManifestShelf
+from exaserve_ops.adapters.model_findings import ModelFindings
 from exaserve_ops.adapters.pulses import RedisPulseReader
 from exaserve_ops.adapters.reach_table import ReachReader, place_token
 from exaserve_ops.adapters.reports import RedisReportSource
@@ -23,6 +24,7 @@ from exaserve_ops.adapters.swarm_board import RedisSwarmBoard
 from exaserve_ops.controllers.detection import Detection
 from exaserve_ops.controllers.fleet_state import FleetState
 from exaserve_ops.controllers.handover import HandoverWatch
+from exaserve_ops.controllers.imports import ImportWatch
 from exaserve_ops.controllers.ingest import Ingest
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import KeyQueue
@@ -55,6 +57,7 @@ class Leader:
     live: LiveBuilder
     weights: WeightsKeeper
     handover: HandoverWatch
+    imports: ImportWatch
 
     def work(self, *, steps: int = 200) -> None:
         """Take reports in, then reconcile until nothing is due."""
@@ -113,6 +116,7 @@ def leading(client: redis.Redis) -> Iterator[Leader]:
         live=LiveBuilder(state, publisher, routes),
         handover=HandoverWatch(state),
         weights=WeightsKeeper(state, link, ManifestShelf(client), RedisSwarmBoard(client)),
+        imports=ImportWatch(state, ModelFindings()),
     )
     celery: Celery = link._celery
     celery.close()

@@ -7,7 +7,7 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,17 +16,24 @@ from blake3 import blake3
 
 from tests.fakes.node import wait_for
 from workers.protocol import manifest as manifests
+from workers.protocol.imports import Findings, ImportSeen, ImportState, WeightsImport, decode_findings
 from workers.protocol.manifest import Manifest, ManifestFile
+from workers.protocol.v1 import ImportFindings
 from workers.protocol.weights import WeightsHeld, WeightsSource, WeightsState, WeightsWanted
+from workers.weights.imports.desk import ImportDesk
+from workers.weights.imports.places import open_lister
+from workers.weights.imports.run import Places
 from workers.weights.keeper import KeeperSettings, WeightsKeeper
 from workers.weights.planning import StorePolicy
 from workers.weights.secrets import Secrets
 from workers.weights.shelf import Shelf
 from workers.weights.sources.opening import open_source
 from workers.weights.sources.port import Source
+from workers.weights.swarm.rates import RateCap
 from workers.weights.swarm_desk import SwarmDesk
 
 PIECE = 64 * 1024
+NODE_ID = "11111111-2222-4333-8444-555555555555"
 
 
 def shard_of(size_bytes: int, seed: int) -> bytes:
@@ -156,6 +163,9 @@ class Store:
         self.in_use: frozenset[str] = frozenset()
         self.sources: dict[str, Source] = {}
         """Instead of what would be opened for these locations."""
+        self.told: list[ImportFindings] = []
+        self.allow_local = True
+        """Imports may come from loopback."""
         self.changes = 0
         self.revision = 0
         self.keeper = WeightsKeeper(
@@ -166,10 +176,61 @@ class Store:
             in_use=lambda: self.in_use,
             on_change=self._note_change,
             swarm=SwarmDesk(node_id, "127.0.0.1", self.shelf.ready_folder) if node_id else None,
+            open_imports=self._open_imports,
         )
 
+    def _open_imports(self, cap: RateCap, wake: Callable[[], None]) -> ImportDesk:
+        secrets = Secrets(self.root / "secrets")
+
+        def open_place(order: WeightsImport, location: str) -> Source:
+            told = WeightsSource(kind=order.kind, location=location, secret=order.secret)
+            return open_source(told, secrets, allow_local=self.allow_local)
+
+        places = Places(
+            open_lister=lambda order: open_lister(order, secrets, allow_local=self.allow_local),
+            open_source=open_place,
+            caps=(cap,),
+            first_rest_seconds=0.01,
+            piece_bytes=PIECE,
+        )
+        return ImportDesk(NODE_ID, self.shelf, places, tell=self.told.append, on_change=wake)
+
+    def take_in(self, *orders: WeightsImport, wanted: Sequence[WeightsWanted] = ()) -> None:
+        """Have these models taken in, beside what is wanted."""
+        self.revision += 1
+        self.keeper.take(wanted, self.revision, orders)
+
+    def seen(self, order: WeightsImport) -> ImportSeen | None:
+        """How an import goes, as it is reported."""
+        found = self.keeper.report().imports
+        return next((one for one in found if one.import_id == order.import_id), None)
+
+    def wait_import(self, order: WeightsImport, state: ImportState) -> ImportSeen:
+        def reached() -> ImportSeen | None:
+            seen = self.seen(order)
+            return seen if seen is not None and (seen.state, seen.attempt) == (state, order.attempt) else None
+
+        try:
+            return wait_for(reached, str(state))
+        except AssertionError as error:
+            raise AssertionError(f"{error}, but {self.seen(order)}") from None
+
+    def findings(self, order: WeightsImport) -> Findings:
+        """What was told of an import, put together."""
+        digest = self.wait_import(order, ImportState.FOUND).findings_digest
+
+        def parts() -> dict[int, bytes] | None:
+            mine = {part.index: part for part in list(self.told) if part.digest == digest}
+            whole = mine and len(mine) == next(iter(mine.values())).count
+            return {index: part.data for index, part in mine.items()} if whole else None
+
+        told = wait_for(parts, "all parts to be told")
+        return decode_findings(b"".join(told[index] for index in sorted(told)), digest)
+
     def _open(self, told: WeightsSource) -> Source:
-        return self.sources.get(told.location) or open_source(told, Secrets(self.root / "secrets"))
+        return self.sources.get(told.location) or open_source(
+            told, Secrets(self.root / "secrets"), allow_local=True
+        )
 
     def _note_change(self) -> None:
         self.changes += 1

@@ -13,6 +13,7 @@ import msgspec
 
 from workers.protocol import digests, kv_pools, v1
 from workers.protocol.hardware import AcceleratorInfo, Topology, TopologyEndpoint, TopologyLink
+from workers.protocol.imports import ImportSeen, ImportState, WeightsImport
 from workers.protocol.observed import (
     AgentLiveness,
     ExitInfo,
@@ -324,7 +325,24 @@ _HEARTBEAT = msgspec.structs.replace(
     _HEARTBEAT_1_5,
     replicas=(_REPLICA_1_6,),
     weights=msgspec.structs.replace(
-        _WEIGHTS_1_5, held=(msgspec.structs.replace(_WEIGHTS_1_5.held[0], swarm=_SWARM, spoilt=True),)
+        _WEIGHTS_1_5,
+        held=(msgspec.structs.replace(_WEIGHTS_1_5.held[0], swarm=_SWARM, spoilt=True),),
+        imports=(
+            ImportSeen(
+                import_id="i-1",
+                state=ImportState.FETCHING,
+                attempt=2,
+                reason="from the hub",
+                location="https://hub.example/o/n/resolve/00ff",
+                files=12,
+                files_done=3,
+                total_bytes=140_000_000_000,
+                have_bytes=70_000_000_000,
+                bytes_per_second=2.5e9,
+                eta_seconds=28.0,
+                findings_digest="ab" * 32,
+            ),
+        ),
     ),
 )
 _APPLY_DESIRED = v1.ApplyDesired(
@@ -351,26 +369,46 @@ REPORTS: dict[str, v1.Report] = {
         node_id=NODE_ID, command_id="c-1", outcome="refused", reason="older epoch"
     ),
     "session_sent": msgspec.structs.replace(_SESSION_SENT_1_4, carrier="shared_memory"),
+    "import_findings": v1.ImportFindings(
+        node_id=NODE_ID, import_id="i-1", digest="ab" * 32, index=1, count=3, data=b"\x00\xff"
+    ),
     "log_chunk": v1.LogChunk(node_id=NODE_ID, replica_id="r-1", attempt=2, lines=("a", "ü"), dropped_lines=4),
 }
 
+_APPLY_WEIGHTS_1_5 = v1.ApplyWeights(
+    command_id="c-9",
+    lease_epoch=3,
+    deadline_seconds=60.0,
+    revision=5,
+    weights=(
+        WeightsWanted(
+            revision="sha256:00ff",
+            manifest_digest="sha256:" + "cd" * 32,
+            total_bytes=140_000_000_000,
+            name="tiny-llama",
+            sources=(WeightsSource(kind="hub", location="https://hub.example/x", secret="hub-token"),),
+            paused=True,
+            bytes_per_second=1e9,
+            priority=100,
+        ),
+    ),
+)
+
 COMMANDS: dict[str, v1.Command] = {
     "apply_desired": _APPLY_DESIRED,
-    "apply_weights": v1.ApplyWeights(
-        command_id="c-9",
-        lease_epoch=3,
-        deadline_seconds=60.0,
-        revision=5,
-        weights=(
-            WeightsWanted(
-                revision="sha256:00ff",
-                manifest_digest="sha256:" + "cd" * 32,
-                total_bytes=140_000_000_000,
-                name="tiny-llama",
-                sources=(WeightsSource(kind="hub", location="https://hub.example/x", secret="hub-token"),),
+    "apply_weights": msgspec.structs.replace(
+        _APPLY_WEIGHTS_1_5,
+        imports=(
+            WeightsImport(
+                import_id="i-1",
+                kind="hub",
+                location="https://hub.example/o/n",
+                secret="hub-token",
+                revision="v1",
+                files=("*.safetensors", "config.json"),
+                attempt=2,
                 paused=True,
-                bytes_per_second=1e9,
-                priority=100,
+                name="tiny-llama",
             ),
         ),
     ),
@@ -427,13 +465,14 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.4-session_sent": _SESSION_SENT_1_4,
     "v1.4-heartbeat": _HEARTBEAT_1_4,
     "v1.5-heartbeat": _HEARTBEAT_1_5,
+    "v1.5-apply_weights": _APPLY_WEIGHTS_1_5,
     "v1.4-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_4,)),
     "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
 _MINOR_OF_SAMPLE = {
     "hello": 4, "heartbeat": 6, "end_process": 3, "set_kv_limits": 4, "apply_desired": 5, "move_session": 4,
-    "let_session_go": 4, "session_sent": 5, "apply_weights": 5,
+    "let_session_go": 4, "session_sent": 5, "apply_weights": 6, "import_findings": 6,
 }  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""
 

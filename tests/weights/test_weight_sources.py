@@ -72,7 +72,9 @@ def test_a_server_without_ranges_gives_whole_files(weights: Weights) -> None:
     path, content = next(iter(weights.contents.items()))
     with serving(server_of(weights)) as server:
         server.ranges = False
-        source = open_source(WeightsSource(kind="http", location=f"{server.address}/m"), Secrets(Path("/x")))
+        source = open_source(
+            WeightsSource(kind="http", location=f"{server.address}/m"), Secrets(Path("/x")), allow_local=True
+        )
         memory = bytearray(1000)
         with source.open_range(path, 0, 1000) as reader:
             reader.read_into(memoryview(memory))
@@ -146,7 +148,7 @@ def test_an_s3_store_that_refuses_or_lacks_a_file_says_so_in_its_own_words(store
     with serving(FileServer({}, access_key="other")) as server:
         secret(store, "s3", s3_secret(server.address))
         told = WeightsSource(kind="s3", location="s3://bucket/m", secret="s3")
-        source = open_source(told, Secrets(store.root / "secrets"))
+        source = open_source(told, Secrets(store.root / "secrets"), allow_local=True)
         with pytest.raises(RefusedError, match="AccessDenied"), source.open_range("a", 0, 10):
             pass
         server.access_key = "key-id"
@@ -154,7 +156,7 @@ def test_an_s3_store_that_refuses_or_lacks_a_file_says_so_in_its_own_words(store
             pass
         secret(store, "s3", '{"secret_key": "s3-very-secret", "odd": 1}')
         with pytest.raises(RefusedError) as caught:
-            open_source(told, Secrets(store.root / "secrets"))
+            open_source(told, Secrets(store.root / "secrets"), allow_local=True)
         assert "very-secret" not in str(caught.value)
         assert caught.value.__cause__ is None
 

@@ -83,7 +83,9 @@ class Agent:
         self._host = HostProbe(home.root)
         self._scraper = Scraper()
         self._hardware = HardwareWatch(self._probe(), self._take_over_hardware)
-        self._weights = NodeWeights(home, identity, self._config, self._journal, self._wake)
+        self._weights = NodeWeights(
+            home, identity, self._config, self._journal, on_change=self._wake, tell=self._submit
+        )
         self._leftovers = Leftovers(
             identity.node_id,
             home.logs,

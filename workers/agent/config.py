@@ -71,6 +71,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Of all fetching on this node; 0: as fast as it goes."""
     weights_scrub_bytes_per_second: float = 16e6
     """What is read of idle weights to find bytes that the disk changed; 0: nothing."""
+    weights_local_sources: bool = False
+    """Fetch weights also from addresses of this very host, its cable, or its cloud's metadata service."""
     weights_peers: bool = True
     """Give pieces of weights to other nodes and take them from there, as the control plane plans it."""
     weights_peer_port: int = 0

@@ -16,6 +16,7 @@ import msgspec
 
 from workers.agent.processes import ExitRecord, ProcessId
 from workers.agent.supervisor import Close
+from workers.protocol.imports import WeightsImport
 from workers.protocol.weights import WeightsWanted
 from workers.protocol.wish import ReplicaSpec
 
@@ -67,6 +68,7 @@ class WeightsWish(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
     lease_epoch: int
     weights: tuple[WeightsWanted, ...] = ()
+    imports: tuple[WeightsImport, ...] = ()
 
 
 class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -13,8 +13,11 @@ from workers.agent.config import AgentConfig
 from workers.agent.home import Home, Identity
 from workers.agent.journal import Journal, WeightsWish
 from workers.protocol import manifest, v1
-from workers.protocol.weights import WeightsReport
+from workers.protocol.weights import WeightsReport, WeightsSource
 from workers.protocol.wish import WantedState
+from workers.weights.imports.desk import ImportDesk
+from workers.weights.imports.places import open_lister
+from workers.weights.imports.run import Places
 from workers.weights.keeper import KeeperSettings, Verdict, WeightsKeeper
 from workers.weights.planning import StorePolicy
 from workers.weights.secrets import Secrets
@@ -35,11 +38,13 @@ class NodeWeights:
         identity: Identity,
         config: AgentConfig,
         journal: Journal,
+        *,
         on_change: Callable[[], None],
+        tell: Callable[[v1.ImportFindings], None],
     ) -> None:
         self._redis_url = identity.redis_url
         self._journal = journal
-        secrets = Secrets(home.secrets)
+        secrets, local = Secrets(home.secrets), config.weights_local_sources
         shelf = Shelf(Path(config.weights_folder) if config.weights_folder else home.weight_store)
         self._keeper = WeightsKeeper(
             shelf,
@@ -54,17 +59,33 @@ class NodeWeights:
                 scrub_bytes_per_second=config.weights_scrub_bytes_per_second,
             ),
             read_manifest=self._read_manifest,
-            open_source=lambda told: open_source(told, secrets),
+            open_source=lambda told: open_source(told, secrets, allow_local=local),
             in_use=self._in_use,
             on_change=on_change,
             swarm=_swarm_desk(identity.node_id, config, shelf),
+            open_imports=lambda cap, wake: ImportDesk(
+                identity.node_id,
+                shelf,
+                Places(
+                    open_lister=lambda order: open_lister(order, secrets, allow_local=local),
+                    open_source=lambda order, location: open_source(
+                        WeightsSource(kind=order.kind, location=location, secret=order.secret),
+                        secrets,
+                        allow_local=local,
+                    ),
+                    caps=(cap,),
+                    streams=config.weights_streams,
+                ),
+                tell=tell,
+                on_change=wake,
+            ),
         )
 
     def start(self) -> None:
         """Go on with what was wanted when the agent last ran."""
         wish = self._journal.weights_wish()
         if wish is not None:
-            self._keeper.take(wish.weights, wish.revision)
+            self._keeper.take(wish.weights, wish.revision, wish.imports)
         self._keeper.start()
 
     def stop(self) -> None:
@@ -83,11 +104,14 @@ class NodeWeights:
         except ValueError as error:
             return str(error)
         wish = WeightsWish(
-            revision=command.revision, lease_epoch=command.lease_epoch, weights=command.weights
+            revision=command.revision,
+            lease_epoch=command.lease_epoch,
+            weights=command.weights,
+            imports=command.imports,
         )
         if wish != before:
             self._journal.save_weights_wish(wish)
-        self._keeper.take(command.weights, command.revision)
+        self._keeper.take(command.weights, command.revision, command.imports)
         return ""
 
     def verdict(self, revision: str) -> Verdict:

@@ -10,6 +10,10 @@ from dataclasses import dataclass
 _HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _ZONE = re.compile(r"[A-Za-z0-9_.@-]{1,32}")
 _HIGHEST_PORT = 65_535
+_METADATA = frozenset(
+    ipaddress.ip_address(text) for text in ("169.254.169.254", "100.100.100.200", "fd00:ec2::254")
+)
+"""Where clouds tell a machine its credentials."""
 
 Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -88,6 +92,19 @@ def assess_address(address: str, *, peer: str = "", allow_local: bool = False) -
 def is_loopback(address: str) -> bool:
     """Whether it is an IP address, or a name, of the very host that uses it."""
     return _local_scope(address, _parse_ip(address)) == "loopback"
+
+
+def is_reserved_for_host(ip: Ip) -> bool:
+    """Whether an address means the host that uses it, its cable, or the metadata service of its cloud."""
+    mapped = getattr(ip, "ipv4_mapped", None)
+    ip = mapped if isinstance(mapped, ipaddress.IPv4Address) else ip
+    return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip in _METADATA
+
+
+def names_reserved_host(host: str) -> bool:
+    """The same of a host as somebody wrote it; a name that resolves there is found when it is used."""
+    ip = _parse_ip(host.strip("[]"))
+    return is_reserved_for_host(ip) if ip is not None else _local_scope(host, None) == "loopback"
 
 
 def _judge_scope(host: str, ip: Ip | None, *, peer: str, allow_local: bool) -> Verdict:

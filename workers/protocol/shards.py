@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from math import prod
 from typing import Any
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -15,6 +16,8 @@ MAX_HEADER_BYTES = 100 * 1024 * 1024
 SUFFIX = ".safetensors"
 INDEX_SUFFIX = ".safetensors.index.json"
 MAX_INDEX_BYTES = 64 * 1024 * 1024
+MAX_CONFIG_BYTES = 4 * 1024 * 1024
+"""Bound of config.json; the largest ones list the layers of a quantised model."""
 
 _LENGTH_BYTES = 8
 
@@ -46,8 +49,8 @@ def read_header(path: str, size_bytes: int, read_at: ReadAt) -> dict[str, Any]:
     return header
 
 
-def check_index(path: str, index: object, paths: Collection[str]) -> None:
-    """Check that every shard that an index names is there. Raises `ShardError` naming the first."""
+def check_index(path: str, index: object, paths: Collection[str]) -> list[str]:
+    """Return the shards that an index names. Raises `ShardError` naming the first that is not there."""
     shards = index.get("weight_map") if isinstance(index, Mapping) else None
     if not isinstance(shards, Mapping) or not shards:
         raise ShardError(f"{path} has no weight_map")
@@ -56,6 +59,15 @@ def check_index(path: str, index: object, paths: Collection[str]) -> None:
     missing = [name for name in names if (f"{folder}/{name}" if folder else name) not in paths]
     if missing:
         raise ShardError(f"{path} names {len(names)} shards, and {missing[0]} is not there")
+    return names
+
+
+def count_elements(path: str, header: Mapping[str, Any]) -> int:
+    """Elements of all tensors of a shard: parameters, where none is packed. Raises `ShardError`."""
+    try:
+        return sum(prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    except (KeyError, TypeError) as error:
+        raise ShardError(f"{path} has a tensor without a shape in its header") from error
 
 
 def _parse(path: str, data: bytes) -> dict[str, Any]:

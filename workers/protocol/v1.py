@@ -19,6 +19,7 @@ import msgspec
 
 from workers.protocol import digests
 from workers.protocol.hardware import AcceleratorInfo, Topology
+from workers.protocol.imports import WeightsImport
 from workers.protocol.kv_pools import KvPool
 from workers.protocol.observed import AgentLiveness, HostTelemetry, ReplicaObserved, UnknownProcess
 from workers.protocol.part import Part
@@ -40,7 +41,8 @@ which it has; a replica's model may be one of these; a replica's load says how
 long unused what it evicted last was.
 6: a node says how the swarm feeds it; a replica says what memory its launch waits for; Hello has the
 versions of engines that are no part of this product; weights that a node cannot have say whether they
-themselves are at fault; a replica's load says more of what real engines tell."""
+themselves are at fault; a replica's load says more of what real engines tell; a node takes in
+models from places of which there is no manifest yet, and tells what it found."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -162,7 +164,20 @@ class SessionSent(Part, frozen=True, kw_only=True, tag_field="kind", tag="sessio
     """What the blocks went by: `shared_memory` or `tcp`. Empty: nothing was sent. Since 1.5."""
 
 
-Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk | SessionSent
+class ImportFindings(Part, frozen=True, kw_only=True, tag_field="kind", tag="import_findings"):
+    """A part of what an import found (`imports.Findings`); sent again while it is wanted. Since 1.6."""
+
+    node_id: str
+    import_id: str
+    digest: str
+    """SHA-256 of all parts together, in hex."""
+    index: int
+    count: int
+    data: bytes
+    """`imports.FINDINGS_PART_BYTES` of it; the last part is shorter."""
+
+
+Report: TypeAlias = Hello | Heartbeat | CommandResult | LogChunk | SessionSent | ImportFindings
 
 
 # ------------------------------------------------------------------------------------------------
@@ -193,6 +208,8 @@ class ApplyWeights(_Command, frozen=True, kw_only=True, tag_field="kind", tag="a
     revision: int
     """Rises with every change; an older one than already applied is ignored."""
     weights: tuple[WeightsWanted, ...] = ()
+    imports: tuple[WeightsImport, ...] = ()
+    """Models to take in from elsewhere. Since 1.6."""
 
 
 class RequestHello(_Command, frozen=True, kw_only=True, tag_field="kind", tag="request_hello"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from workers.protocol.imports import ImportSeen
 from workers.protocol.part import Part
 
 
@@ -170,3 +171,5 @@ class WeightsReport(Part, frozen=True, kw_only=True):
     """Whether this node can be in swarms: give pieces to others, and take them from there."""
     piece_port: int = 0
     """Where it gives pieces, on its own address; 0 while it is in no swarm."""
+    imports: tuple[ImportSeen, ...] = ()
+    """Every import that it was told of. Since 1.6."""

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from blake3 import blake3
 
@@ -17,6 +18,7 @@ from workers.protocol.shards import (
     SUFFIX,
     ShardError,
     check_index,
+    count_elements,
     read_header,
 )
 
@@ -75,9 +77,32 @@ def check_shards(folder: Path, manifest: Manifest) -> None:
         raise DamagedError(f"{error.filename or folder}: {error.strerror}") from error
 
 
-def _check_header(folder: Path, file: ManifestFile) -> None:
+def count_parameters(folder: Path, manifest: Manifest) -> int:
+    """Elements of the tensors of all shards. Raises `DamagedError`."""
+    try:
+        return sum(
+            count_elements(file.path, _check_header(folder, file))
+            for file in manifest.files
+            if file.path.endswith(SUFFIX)
+        )
+    except ShardError as error:
+        raise DamagedError(str(error)) from error
+
+
+def shards_of_index(folder: Path, manifest: Manifest, path: str) -> tuple[str, ...]:
+    """Files that an index names; none where it is not there. Raises `DamagedError`."""
+    paths = {file.path: file for file in manifest.files}
+    if path not in paths:
+        return ()
+    try:
+        return tuple(check_index(path, _read_index(folder, paths[path]), paths))
+    except ShardError as error:
+        raise DamagedError(str(error)) from error
+
+
+def _check_header(folder: Path, file: ManifestFile) -> dict[str, Any]:
     with _opened(folder / file.path) as fd:
-        read_header(file.path, os.fstat(fd).st_size, lambda offset, length: _read(fd, offset, length))
+        return read_header(file.path, os.fstat(fd).st_size, lambda offset, length: _read(fd, offset, length))
 
 
 def _read_index(folder: Path, file: ManifestFile) -> object:

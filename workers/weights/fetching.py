@@ -19,7 +19,14 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from workers.weights.sources.port import MissingFileError, OtherSizeError, RefusedError, Source, SourceError
+from workers.weights.sources.port import (
+    BusyError,
+    MissingFileError,
+    OtherSizeError,
+    RefusedError,
+    Source,
+    SourceError,
+)
 from workers.weights.staging import Staged
 from workers.weights.swarm.pieces import Piece
 from workers.weights.swarm.port import RangeReader
@@ -162,8 +169,7 @@ class Fetch:
     # -- threads ---------------------------------------------------------------------------------
     def _run(self) -> None:
         if self._nice:
-            with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+            yield_to_others()
         try:
             self._work()
         except OSError as error:
@@ -221,25 +227,13 @@ class Fetch:
             while left and not self._stop.is_set():
                 piece = left[0]
                 data = memory[: piece.length]
-                self._read(reader, data)
+                read_capped(reader, data, self._caps, self._stop.is_set)
                 if not hmac.compare_digest(blake3(data).digest(), piece.digest):
                     self._note_bad(standing, piece)
                     return
                 self.staged.write(piece, data)
                 left.pop(0)
                 self._note_good(standing, piece)
-
-    def _read(self, reader: RangeReader, data: memoryview) -> None:
-        if not any(cap.caps for cap in self._caps):
-            reader.read_into(data)
-            return
-        for start in range(0, len(data), SLICE_BYTES):
-            part = data[start : start + SLICE_BYTES]
-            for cap in self._caps:
-                cap.take(len(part))
-            if self._stop.is_set():
-                raise SourceError("stopped")
-            reader.read_into(part)
 
     def _give_back(self, left: list[Piece]) -> None:
         with self._news:
@@ -278,7 +272,10 @@ class Fetch:
                 standing.struck = str(error)
                 standing.spoilt = isinstance(error, OtherSizeError)
             rest = policy.first_rest_seconds * 2 ** min(standing.failures - 1, 16)
-            standing.rests_until = self._clock() + min(rest, policy.longest_rest_seconds)
+            rest = min(rest, policy.longest_rest_seconds)
+            if isinstance(error, BusyError):
+                rest = max(rest, error.retry_after_seconds)
+            standing.rests_until = self._clock() + rest
 
     def _fail(self, why: str) -> None:
         with self._news:
@@ -293,6 +290,28 @@ class Fetch:
             except OSError as error:
                 self._fail(f"{self.staged.files}: {error.strerror}")
                 return
+
+
+def read_capped(
+    reader: RangeReader, data: memoryview, caps: Sequence[RateCap], stopped: Callable[[], bool]
+) -> None:
+    """Fill memory as fast as all caps let. Raises `SourceError`, also where it is stopped meanwhile."""
+    if not any(cap.caps for cap in caps):
+        reader.read_into(data)
+        return
+    for start in range(0, len(data), SLICE_BYTES):
+        part = data[start : start + SLICE_BYTES]
+        for cap in caps:
+            cap.take(len(part))
+        if stopped():
+            raise SourceError("stopped")
+        reader.read_into(part)
+
+
+def yield_to_others() -> None:
+    """Let this thread run when nobody else wants to: what serves goes first."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def _runs(staged: Staged) -> list[list[Piece]]:

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.protocol.imports import WeightsImport
 from workers.protocol.manifest import ManifestError
 from workers.protocol.weights import WeightsReport, WeightsWanted
 from workers.weights.checks import DamagedError
+from workers.weights.imports.desk import ImportDesk, is_import
 from workers.weights.inventory import Inventory
 from workers.weights.job import BeginFetch, FetchJob, OpenSource, Order, Phase
 from workers.weights.planning import StoreFacts, StorePlan, StorePolicy, Wanted, plan_store
@@ -86,7 +88,9 @@ class WeightsKeeper:
         in_use: Callable[[], frozenset[str]],
         on_change: Callable[[], None] = lambda: None,
         swarm: SwarmDesk | None = None,
+        open_imports: Callable[[RateCap, Callable[[], None]], ImportDesk] | None = None,
     ) -> None:
+        """Keep weights on a shelf. `open_imports` takes the node's cap, and what to call for a look."""
         self._shelf = shelf
         self._settings = settings
         self._read_manifest = read_manifest
@@ -110,6 +114,7 @@ class WeightsKeeper:
         self._opened_at = -1e9
         self._stop = threading.Event()
         self._wake = threading.Event()
+        self._imports = open_imports(self._cap, self._wake.set) if open_imports is not None else None
         self._thread = threading.Thread(target=self._run, name="weights", daemon=True)
 
     # -- for the agent ---------------------------------------------------------------------------
@@ -127,12 +132,18 @@ class WeightsKeeper:
             self._thread.join()
         for job in self._jobs.values():
             job.stop()
+        if self._imports is not None:
+            self._imports.stop()
         if self._swarm is not None:
             self._swarm.close()
         self._shelf.close()
 
-    def take(self, wanted: Sequence[WeightsWanted], revision: int) -> None:
+    def take(
+        self, wanted: Sequence[WeightsWanted], revision: int, imports: Sequence[WeightsImport] = ()
+    ) -> None:
         """Have these revisions from now on, and no others but as room allows."""
+        if self._imports is not None:
+            self._imports.take(imports)
         with self._lock:
             before = {one.revision: one.sources for one in self._wanted}
             for one in wanted:
@@ -196,11 +207,13 @@ class WeightsKeeper:
             return
         with self._lock:
             wanted = self._wanted
-        changed = self._settle_jobs(now)
+        changed = self._settle_jobs(now) | self._settle_imports(now)
         self._repair()
         self._inventory.note_use(self._in_use())
         plan = plan_store(self._facts(wanted, now), self._settings.policy)
         changed |= self._carry_out(plan, {one.revision: one for one in wanted})
+        if self._imports is not None and self._revision:
+            self._imports.carry_out(plan, now)
         self._give(wanted)
         self._report = self._make_report(wanted, plan)
         if changed:
@@ -235,14 +248,16 @@ class WeightsKeeper:
             self._report = WeightsReport(revision=self._revision, problem=problem, held=self._report.held)
 
     def _facts(self, wanted: Sequence[WeightsWanted], now: float) -> StoreFacts:
-        disk = self._shelf.disk()
+        disk, imports = self._shelf.disk(), self._imports
+        told = [
+            Wanted(one.revision, one.total_bytes, one.priority, one.paused, self._blocked(one, now))
+            for one in wanted
+        ]
+        in_use = self._in_use() | (imports.protects() if imports is not None else frozenset())
         return StoreFacts(
-            wanted=tuple(
-                Wanted(one.revision, one.total_bytes, one.priority, one.paused, self._blocked(one, now))
-                for one in wanted
-            ),
-            ready=self._inventory.ready_facts(self._in_use()),
-            staged=self._inventory.staged_bytes(),
+            wanted=(*told, *(imports.wanted(now) if imports is not None else ())),
+            ready=self._inventory.ready_facts(in_use),
+            staged=self._inventory.staged_bytes() | (imports.staged_bytes() if imports is not None else {}),
             free_bytes=disk.free_bytes,
             used_bytes=self._inventory.used_bytes,
             damaged_bytes=self._inventory.damaged_bytes,
@@ -277,6 +292,8 @@ class WeightsKeeper:
         changed = self._stop_others(plan, wanted)
         # Before the first wish is known nobody has said that what is staged is not wanted any more.
         for revision in plan.drop if self._revision else ():
+            if is_import(revision):
+                continue
             logger.info("dropping staged %s: nobody wants it", revision[:19])
             self._inventory.drop_staged(revision)
         if plan.delete_damaged:
@@ -285,7 +302,7 @@ class WeightsKeeper:
             logger.info("evicting %s to make room", revision[:19])
             self._inventory.evict(revision)
             changed = True
-        for revision in plan.fetch:
+        for revision in (one for one in plan.fetch if not is_import(one)):
             self._set_cap(wanted[revision])
             if revision not in self._jobs:
                 self._begin(wanted[revision])
@@ -350,6 +367,14 @@ class WeightsKeeper:
             self._inventory.look()
         return bool(ended)
 
+    def _settle_imports(self, now: float) -> bool:
+        """Take what imports have put in its place."""
+        found = self._imports.look(now) if self._imports is not None and self._revision else []
+        for revision in found:
+            self._inventory.note_activated(revision)
+            logger.info("revision %s was taken in", revision[:19])
+        return bool(found)
+
     def _note_failure(self, revision: str, job: FetchJob, now: float) -> None:
         with self._lock:
             retry = self._retries.setdefault(revision, _Retry())
@@ -390,5 +415,6 @@ class WeightsKeeper:
                 in_swarms=self._swarm is not None and not self._swarm.problem,
                 piece_port=self._swarm.port if self._swarm is not None else 0,
                 swarms=self._swarm.seen() if self._swarm is not None else {},
+                imports=self._imports.seen(plan, time.monotonic()) if self._imports is not None else (),
             )
         )

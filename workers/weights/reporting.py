@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from workers.protocol.imports import ImportSeen
 from workers.protocol.weights import (
     SwarmSeen,
     WeightsFrom,
@@ -24,6 +25,7 @@ from workers.weights.shelf import Disk
 _MOST_HELD = 100
 """Revisions in one report."""
 _MOST_SOURCES = 8
+_MOST_IMPORTS = 50
 _PAUSED = "paused"
 
 
@@ -63,6 +65,7 @@ class Moment:
     piece_port: int = 0
     swarms: Mapping[str, SwarmSeen] = field(default_factory=dict)
     """By the manifest's digest."""
+    imports: Sequence[ImportSeen] = ()
 
 
 def make_report(moment: Moment) -> WeightsReport:
@@ -81,6 +84,7 @@ def make_report(moment: Moment) -> WeightsReport:
         held=tuple(held[:_MOST_HELD]),
         in_swarms=moment.in_swarms,
         piece_port=moment.piece_port,
+        imports=tuple(moment.imports[:_MOST_IMPORTS]),
     )
 
 

@@ -5,6 +5,7 @@
     <root>/lock                  held by the agent that owns the store: a kernel lock, gone when it dies
     <root>/ready/<revision>/     files as engines see them; only ever renamed into place whole
     <root>/staged/<revision>/    files on their way, with marks of the pieces that are verified
+    <root>/imports/<import>/     models that come from where there is no manifest (`imports.records`)
     <root>/manifests/<revision>  the manifest of each of them, named inside by its digest
     <root>/damaged/              files whose bytes changed on the disk, kept for whoever wants to know why
     <root>/facts.json            when each revision was used and checked last
@@ -27,7 +28,7 @@ import msgspec
 from workers.protocol import manifest as manifests
 from workers.protocol.manifest import Manifest, ManifestError
 from workers.weights.checks import check_shards, check_sizes
-from workers.weights.staging import Staged, sync_folder
+from workers.weights.staging import Staged, seal_folder, sync_folder
 
 _HEX = 64
 
@@ -83,7 +84,7 @@ class Shelf:
                 os.close(fd)
                 raise StoreTakenError(f"{self.root} belongs to another agent that runs") from error
             self._lock_fd = fd
-        for name in ("ready", "staged", "manifests", "damaged"):
+        for name in ("ready", "staged", "imports", "manifests", "damaged"):
             (self.root / name).mkdir(exist_ok=True)
         self._load_facts()
 
@@ -104,7 +105,7 @@ class Shelf:
         manifest = manifests.decode(body, digest)
         kept = msgspec.msgpack.encode(_KeptManifest(digest, body))
         path = self.root / "manifests" / key_of(manifest.revision)
-        _write_whole(path, kept)
+        write_whole(path, kept)
         self._manifests[manifest.revision] = (digest, manifest)
         return manifest
 
@@ -164,6 +165,18 @@ class Shelf:
         sync_folder(staged.folder.parent)
         return target
 
+    def place(self, files: Path, manifest: Manifest) -> None:
+        """Put a folder of whole, synced files into the place of its revision, whose manifest is kept.
+
+        Raises `DamagedError` as `activate`.
+        """
+        check_sizes(files, manifest)
+        check_shards(files, manifest)
+        target = self.ready_folder(manifest.revision)
+        seal_folder(files)
+        files.rename(target)
+        sync_folder(target.parent)
+
     def unstage_damaged(self, revision: str, damaged: Collection[str]) -> Staged:
         """Take a whole revision back, without its damaged files: those are fetched anew.
 
@@ -220,7 +233,7 @@ class Shelf:
     def used_bytes(self) -> int:
         """Bytes of all that lies here, each file counted once however many revisions share it."""
         seen: dict[int, int] = {}
-        for name in ("ready", "staged", "damaged"):
+        for name in ("ready", "staged", "imports", "damaged"):
             for parent, _, files in os.walk(self.root / name):
                 for file in files:
                     with suppress(FileNotFoundError):
@@ -244,7 +257,7 @@ class Shelf:
 
     def save_facts(self) -> None:
         """Write down what is remembered. Losing it costs order of eviction and a check too many."""
-        _write_whole(self.root / "facts.json", msgspec.json.encode(self.facts))
+        write_whole(self.root / "facts.json", msgspec.json.encode(self.facts))
 
     def _load_facts(self) -> None:
         with suppress(FileNotFoundError, msgspec.DecodeError):
@@ -284,7 +297,7 @@ def key_of(revision: str) -> str:
     return key
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Replace a file at once: a crash leaves the old one or the new one."""
     beside = path.with_name(path.name + ".new")
     fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -124,10 +124,7 @@ class Staged:
                 path.touch(exist_ok=True)
         self.sync()
         self.close_files()
-        for parent, _, names in os.walk(self.files, topdown=False):
-            for name in names:
-                Path(parent, name).chmod(0o444)
-            sync_folder(Path(parent))
+        seal_folder(self.files)
 
     def close_files(self) -> None:
         """Close the files; they are opened again when needed."""
@@ -212,6 +209,14 @@ def _allocate(fd: int, size: int) -> None:
     except OSError as error:
         if error.errno not in _NO_ALLOCATION:
             raise
+
+
+def seal_folder(folder: Path) -> None:
+    """Make all files below read-only, and have their names on the disk. Raises `OSError`."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            Path(parent, name).chmod(0o444)
+        sync_folder(Path(parent))
 
 
 def sync_folder(folder: Path) -> None:

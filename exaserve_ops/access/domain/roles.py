@@ -40,6 +40,8 @@ _OPERATOR_CHANGES = frozenset(
         "rollouts.change_rollout",
         "serving.add_deployment",
         "serving.add_model",
+        "serving.add_modelimport",
+        "serving.change_modelimport",
         "serving.change_deployment",
         "serving.change_replica",
         "serving.delete_deployment",

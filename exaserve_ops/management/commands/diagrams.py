@@ -17,6 +17,7 @@ from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
+from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
 from exaserve_ops.sessions.domain.moves import RELOCATION
 
 LIFECYCLES = (
@@ -29,6 +30,7 @@ LIFECYCLES = (
     RELOCATION,
     ROLLOUT,
     WAVE,
+    MODEL_IMPORT,
 )
 
 _HEAD = """\

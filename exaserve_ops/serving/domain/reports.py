@@ -79,7 +79,19 @@ class LogLines:
     dropped_lines: int
 
 
-Report = HelloReport | HeartbeatReport | CommandOutcome | SessionSending | LogLines
+@dataclass(frozen=True, slots=True)
+class FindingsPart:
+    """A part of what a node found when it took a model in."""
+
+    node_id: str
+    import_id: str
+    digest: str
+    index: int
+    count: int
+    data: bytes
+
+
+Report = HelloReport | HeartbeatReport | CommandOutcome | SessionSending | LogLines | FindingsPart
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from exaserve_ops.serving.domain.kv_bytes import KvBytes, kv_bytes_of
 from exaserve_ops.serving.domain.manifest import EncodedManifest, FileEntry, revision_of
 from exaserve_ops.serving.domain.weights_size import WeightsSize, weights_of_files
 from exaserve_ops.serving.models import Model, ModelFile, ModelManifest
+from exaserve_ops.weights.domain.wanted import Origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +60,13 @@ class ModelFolderReader(Protocol):
 
 
 @transaction.atomic
-def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -> Model:
+def register_model(
+    *, name: str, facts: ModelFacts, actor: str, now: datetime, fetched_from: Sequence[Origin] = ()
+) -> Model:
     """Record a model. The same bytes under the same name again are no change.
 
-    A model that was recorded without a manifest gets one so.
+    A model that was recorded without a manifest gets one so. `fetched_from`: it lies in no folder, so nodes
+    have copies of their own, from there.
     Raises `ConflictError` where the name stands for other bytes.
     """
     digest = revision_of(facts.files)
@@ -79,6 +83,8 @@ def register_model(*, name: str, facts: ModelFacts, actor: str, now: datetime) -
         name=name,
         digest=digest,
         source=facts.source,
+        storage=Model.Storage.NODE if fetched_from else Model.Storage.IN_PLACE,
+        origins=[asdict(place) for place in fetched_from],
         architecture={
             "family": architecture.family,
             "layers": architecture.layers,

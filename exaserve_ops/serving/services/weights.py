@@ -25,7 +25,7 @@ from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain.lifecycle import STOPPED
-from exaserve_ops.serving.domain.origins import check_origin
+from exaserve_ops.serving.domain.origins import check_origin, lies_in_folder
 from exaserve_ops.serving.models import Model, ModelManifest, Replica
 from exaserve_ops.weights import services as weights
 from exaserve_ops.weights.domain.prewarm import PrewarmRules
@@ -125,6 +125,8 @@ def change_storage(
         raise InvalidInputError("storage", f"'{storage}' is none of {', '.join(Model.Storage.values)}")
     if storage != model.storage:
         _check_storage_change(model, storage)
+    if origins is not None and not origins and not lies_in_folder(model.source):
+        raise InvalidInputError("origins", "it was imported, not registered from a folder: name a place")
     if origins is not None:
         model.origins = [
             {"kind": place.kind, "location": place.location, "secret": place.secret} for place in origins
@@ -170,6 +172,8 @@ def end_prewarm(model_id: UUID, *, actor: str, now: datetime, reason: str = "") 
 def _check_storage_change(model: Model, storage: str) -> None:
     if storage == Model.Storage.NODE and not ModelManifest.objects.filter(model=model).exists():
         raise ConflictError(f"'{model.name}' has no manifest of its files: register its folder again")
+    if storage == Model.Storage.IN_PLACE and not lies_in_folder(model.source):
+        raise ConflictError(f"'{model.name}' lies in no folder: it was imported from {model.source}")
     living = Replica.objects.filter(release__model=model).exclude(status=STOPPED).count()
     if living:
         raise ConflictError(

@@ -13,6 +13,12 @@ READY = "ready"
 FAILED = "failed"
 STATES = (WAITING, FETCHING, PAUSED, READY, FAILED)
 
+IMPORT_WAITING = "waiting"
+IMPORT_LISTING = "listing"
+IMPORT_FETCHING = "fetching"
+IMPORT_FOUND = "found"
+IMPORT_FAILED = "failed"
+
 NOTE_BYTES = 1 << 30
 """Progress of less is not worth a row."""
 
@@ -77,6 +83,25 @@ class HeldWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class ImportSight:
+    """A model that a node takes in from elsewhere, as it goes; the words are those of the protocol."""
+
+    import_id: str
+    state: str
+    attempt: int = 1
+    reason: str = ""
+    location: str = ""
+    """The place as it stays; empty until it is listed."""
+    files: int = 0
+    files_done: int = 0
+    total_bytes: int = 0
+    have_bytes: int = 0
+    bytes_per_second: float = 0.0
+    eta_seconds: float | None = None
+    findings_digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreSight:
     """All weights of one node."""
 
@@ -91,6 +116,7 @@ class StoreSight:
     """Whether it can give pieces to other nodes, and take them from there."""
     piece_port: int = 0
     """Where it gives them; 0 while it is in no swarm."""
+    imports: tuple[ImportSight, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

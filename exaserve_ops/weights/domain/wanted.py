@@ -82,6 +82,21 @@ class WantedWeights:
     """`None`: it is fetched straight from its origins."""
 
 
+@dataclass(frozen=True, slots=True)
+class WantedImport:
+    """One model as its node is told to take it in."""
+
+    import_id: str
+    name: str
+    origin: Origin
+    revision: str
+    """Of a hub: branch, tag or commit; empty: `main`."""
+    files: tuple[str, ...]
+    attempt: int
+    paused: bool
+    """It failed: what is there is kept, and nothing is done."""
+
+
 def combine_claims(claims: Iterable[Claim], revisions: Mapping[str, Revision]) -> tuple[WantedWeights, ...]:
     """What a node is told: of several claims on a revision the most urgent one counts.
 
@@ -103,9 +118,10 @@ def priority_of(owner: str) -> int:
     return PRIORITIES.get(owner.partition(":")[0], PRIORITIES[PREWARM])
 
 
-def digest_of(wanted: Sequence[WantedWeights]) -> str:
+def digest_of(wanted: Sequence[WantedWeights], imports: Sequence[WantedImport] = ()) -> str:
     """Equal for equal wishes."""
-    return hashlib.sha256(repr(tuple(wanted)).encode()).hexdigest()
+    wish = (tuple(wanted), tuple(imports)) if imports else tuple(wanted)
+    return hashlib.sha256(repr(wish).encode()).hexdigest()
 
 
 def _combined(revision: Revision, claims: Sequence[Claim]) -> WantedWeights:

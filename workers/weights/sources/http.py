@@ -8,19 +8,13 @@ from urllib.parse import quote, urlsplit
 
 import urllib3
 from urllib3.exceptions import HTTPError
-from urllib3.util import Retry, Timeout
 
-from workers.weights.sources.port import MissingFileError, OtherSizeError, RefusedError, SourceError
+from workers.weights.sources.answers import refusal, words
+from workers.weights.sources.guard import ForbiddenPlaceError, pool_manager
+from workers.weights.sources.port import NoRangesError, OtherSizeError, RefusedError, SourceError
 
-_CONNECT_SECONDS = 5.0
-_READ_SECONDS = 10.0
-"""Without a byte for so long, a server counts as hung."""
-_CONNECTIONS = 16
 _REDIRECTS = 5
 _PARTIAL, _WHOLE = 206, 200
-_MISSING = frozenset({404, 410, 416})
-_REFUSED = frozenset({401, 403})
-_SKIP_BYTES = 64 * 1024
 
 
 class BodyReader:
@@ -42,13 +36,15 @@ class BodyReader:
         except (HTTPError, OSError) as error:
             if isinstance(error, SourceError):
                 raise
-            raise SourceError(f"{self._what}: {_words(error)}") from error
+            raise SourceError(f"{self._what}: {words(error)}") from error
 
 
 class HttpSource:
     """Implements the port for an address that files lie below."""
 
-    def __init__(self, location: str, *, kind: str = "http", token: str = "") -> None:
+    def __init__(
+        self, location: str, *, kind: str = "http", token: str = "", allow_local: bool = False
+    ) -> None:
         parts = urlsplit(location)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise SourceError(f"{location!r} is no http address")
@@ -56,13 +52,7 @@ class HttpSource:
         self.name = parts.netloc.rpartition("@")[2]
         self._base = location.rstrip("/")
         self._headers: Mapping[str, str] = {"Authorization": f"Bearer {token}"} if token else {}
-        self._pool = urllib3.PoolManager(
-            maxsize=_CONNECTIONS,
-            block=False,
-            timeout=Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
-            # A hub sends on to where its files lie; the token is not sent along to another host.
-            retries=Retry(total=_REDIRECTS, connect=0, read=0, redirect=_REDIRECTS, status=0, other=0),
-        )
+        self._pool = pool_manager(redirects=_REDIRECTS, allow_local=allow_local)
 
     @contextmanager
     def open_range(self, path: str, offset: int, length: int) -> Iterator[BodyReader]:
@@ -75,8 +65,10 @@ class HttpSource:
             answer = self._pool.request(
                 "GET", f"{self._base}/{quote(path)}", headers=headers, preload_content=False
             )
+        except ForbiddenPlaceError as error:
+            raise RefusedError(f"{what}: {error}") from error
         except HTTPError as error:
-            raise SourceError(f"{what}: {_words(error)}") from error
+            raise SourceError(f"{what}: {words(error)}") from error
         try:
             _check(answer, what, offset, length)
             yield BodyReader(answer, what)
@@ -98,20 +90,12 @@ def give_back(answer: urllib3.BaseHTTPResponse) -> None:
 
 def _check(answer: urllib3.BaseHTTPResponse, what: str, offset: int, length: int) -> None:
     status = answer.status
-    if status in _REFUSED:
-        raise RefusedError(f"{what}: the server answers {status}; its secret is missing or not good enough")
-    if status in _MISSING:
-        raise MissingFileError(f"{what}: the server answers {status}")
     if status == _WHOLE and offset == 0:
         return  # a server without ranges gives all of it; what is too much is not read
+    if status == _WHOLE:
+        raise NoRangesError(f"{what}: the server gives no ranges")
     if status != _PARTIAL:
-        told = "gives no ranges" if status == _WHOLE else f"answers {status}"
-        raise SourceError(f"{what}: the server {told}")
+        raise refusal(answer, what)
     said = answer.headers.get("Content-Range", "")
     if not said.startswith(f"bytes {offset}-{offset + length - 1}/"):
         raise OtherSizeError(f"{what}: asked for {length:,} bytes from {offset:,} on, offered {said[:60]!r}")
-
-
-def _words(error: Exception) -> str:
-    """An error without the address, which a redirect may have given a signature."""
-    return type(error).__name__

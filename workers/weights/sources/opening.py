@@ -10,8 +10,11 @@ from workers.weights.sources.port import RefusedError, Source, SourceError
 from workers.weights.sources.s3 import S3Source
 
 
-def open_source(told: WeightsSource, secrets: Secrets) -> Source:
-    """Make a source. Raises `SourceError` for one that cannot be used on this node."""
+def open_source(told: WeightsSource, secrets: Secrets, *, allow_local: bool = False) -> Source:
+    """Make a source. Raises `SourceError` for one that cannot be used on this node.
+
+    `allow_local`: connections may lead to addresses that only mean something to this host.
+    """
     try:
         secret = secrets.read(told.secret) if told.secret else ""
     except SecretError as error:
@@ -20,8 +23,8 @@ def open_source(told: WeightsSource, secrets: Secrets) -> Source:
         case "folder":
             return FolderSource(told.location)
         case "http" | "hub":
-            return HttpSource(told.location, kind=told.kind, token=secret)
+            return HttpSource(told.location, kind=told.kind, token=secret, allow_local=allow_local)
         case "s3":
-            return S3Source(told.location, secret)
+            return S3Source(told.location, secret, allow_local=allow_local)
         case _:
             raise SourceError(f"sources of kind {told.kind!r} are not known to this agent")

@@ -24,6 +24,18 @@ class RefusedError(SourceError):
     """A source does not let this node read: a secret is missing or not good enough."""
 
 
+class BusyError(SourceError):
+    """A source asks to be left alone for a while."""
+
+    def __init__(self, text: str, retry_after_seconds: float) -> None:
+        super().__init__(text)
+        self.retry_after_seconds = retry_after_seconds
+
+
+class NoRangesError(SourceError):
+    """A source gives files only from their beginning."""
+
+
 class Source(Protocol):
     """One place. Safe to use from several threads."""
 

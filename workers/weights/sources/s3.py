@@ -8,16 +8,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
-import urllib3
 from urllib3.exceptions import HTTPError
-from urllib3.util import Retry, Timeout
 
+from workers.weights.sources.answers import busy_seconds
+from workers.weights.sources.guard import ForbiddenPlaceError, pool_manager
 from workers.weights.sources.http import BodyReader, give_back
-from workers.weights.sources.port import MissingFileError, RefusedError, SourceError
+from workers.weights.sources.port import BusyError, MissingFileError, RefusedError, SourceError
 
 _MISSING_CODES = frozenset({"NoSuchKey", "NoSuchBucket", "InvalidRange"})
 _REFUSED_CODES = frozenset({"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch"})
-_CONNECTIONS = 16
+_BUSY_CODES = frozenset({"SlowDown", "TooManyRequests", "RequestLimitExceeded"})
 
 
 class S3Secret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,29 +35,23 @@ class S3Source:
 
     kind = "s3"
 
-    def __init__(self, location: str, secret: str) -> None:
+    def __init__(self, location: str, secret: str, *, allow_local: bool = False) -> None:
         """Take an address and the JSON of its secret. Raises `SourceError`."""
         parts = urlsplit(location)
         if parts.scheme != "s3" or not parts.netloc:
             raise SourceError(f"{location!r} is not s3://bucket/prefix")
         self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
         self.name = f"s3://{self._bucket}"
-        self._client = _client(secret)
+        self._client = connect(secret, allow_local=allow_local)
 
     @contextmanager
     def open_range(self, path: str, offset: int, length: int) -> Iterator[BodyReader]:
         """Ask for a range of an object. Raises `SourceError`."""
-        from minio.error import MinioException, S3Error  # noqa: PLC0415 - optional, and slow to import
-
         what = f"{self.name}/{self._prefix}/{path}"
-        try:
+        with said_plainly(what):
             answer = self._client.get_object(
                 self._bucket, f"{self._prefix}/{path}", offset=offset, length=length
             )
-        except S3Error as error:
-            raise _translated(what, str(error.code)) from error
-        except (MinioException, HTTPError, OSError, ValueError) as error:
-            raise SourceError(f"{what}: {type(error).__name__}") from error
         try:
             yield BodyReader(answer, what)
         finally:
@@ -67,7 +61,23 @@ class S3Source:
         """Connections close with the client."""
 
 
-def _client(secret: str) -> Any:  # noqa: ANN401 - of a library that may not be there
+@contextmanager
+def said_plainly(what: str) -> Iterator[None]:
+    """Turn what the client raises into a `SourceError`."""
+    from minio.error import MinioException, S3Error  # noqa: PLC0415 - optional, and slow to import
+
+    try:
+        yield
+    except S3Error as error:
+        raise _translated(what, str(error.code)) from error
+    except ForbiddenPlaceError as error:
+        raise RefusedError(f"{what}: {error}") from error
+    except (MinioException, HTTPError, OSError, ValueError) as error:
+        raise SourceError(f"{what}: {type(error).__name__}") from error
+
+
+def connect(secret: str, *, allow_local: bool) -> Any:  # noqa: ANN401 - of a library that may not be there
+    """Make a client by the JSON of a secret. Raises `SourceError`."""
     try:
         from minio import Minio  # noqa: PLC0415 - optional
     except ImportError as error:
@@ -87,11 +97,7 @@ def _client(secret: str) -> Any:  # noqa: ANN401 - of a library that may not be 
         session_token=told.session_token or None,
         region=told.region,
         secure=endpoint.scheme == "https",
-        http_client=urllib3.PoolManager(
-            maxsize=_CONNECTIONS,
-            timeout=Timeout(connect=5.0, read=10.0),
-            retries=Retry(total=0, redirect=0),
-        ),
+        http_client=pool_manager(redirects=0, allow_local=allow_local),
     )
 
 
@@ -100,4 +106,6 @@ def _translated(what: str, code: str) -> SourceError:
         return MissingFileError(f"{what}: {code}")
     if code in _REFUSED_CODES:
         return RefusedError(f"{what}: {code}")
+    if code in _BUSY_CODES:
+        return BusyError(f"{what}: {code}", busy_seconds(""))
     return SourceError(f"{what}: {code}")

@@ -1,0 +1,84 @@
+"""Connections that go to no address which only means something to the node itself.
+
+Who may name a place for weights must not make nodes ask their own services, or the metadata service of their
+cloud, which hands out credentials. Names are resolved anew for each connection and servers redirect, so what
+counts is the address that a connection really has; it is looked at before anything is sent.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from socket import socket
+
+import urllib3
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.util import Retry, Timeout
+
+from workers.protocol.addresses import is_reserved_for_host
+
+_CONNECT_SECONDS = 5.0
+_READ_SECONDS = 10.0
+"""Without a byte for so long, a server counts as hung."""
+_CONNECTIONS = 16
+
+
+class ForbiddenPlaceError(Exception):
+    """A connection led to an address that weights do not come from.
+
+    No `OSError`, which the HTTP library would wrap and try again.
+    """
+
+
+class _GuardedConnection(HTTPConnection):
+    def _new_conn(self) -> socket:
+        return _checked(super()._new_conn())
+
+
+class _GuardedTlsConnection(HTTPSConnection):
+    def _new_conn(self) -> socket:
+        return _checked(super()._new_conn())
+
+
+class _GuardedPool(HTTPConnectionPool):
+    ConnectionCls = _GuardedConnection
+
+
+class _GuardedTlsPool(HTTPSConnectionPool):
+    ConnectionCls = _GuardedTlsConnection
+
+
+def pool_manager(*, redirects: int, allow_local: bool) -> urllib3.PoolManager:
+    """Connections of one source; they raise `ForbiddenPlaceError` unless `allow_local`."""
+    manager = urllib3.PoolManager(
+        maxsize=_CONNECTIONS,
+        block=False,
+        timeout=Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
+        # A hub sends on to where its files lie; the token is not sent along to another host.
+        retries=Retry(
+            total=redirects,
+            connect=0,
+            read=0,
+            redirect=redirects,
+            status=0,
+            other=0,
+            respect_retry_after_header=False,  # whoever fetches waits, and says so
+        ),
+    )
+    if not allow_local:
+        manager.pool_classes_by_scheme = {"http": _GuardedPool, "https": _GuardedTlsPool}
+    return manager
+
+
+def _checked(connection: socket) -> socket:
+    try:
+        address = str(connection.getpeername()[0]).partition("%")[0]
+    except OSError:
+        return connection  # gone already: whoever uses it finds out
+    if is_reserved_for_host(ipaddress.ip_address(address)):
+        connection.close()
+        raise ForbiddenPlaceError(
+            f"it leads to {address}, which is the node's own or its cloud's; set weights_local_sources "
+            "in the agent's settings if weights are to come from there"
+        )
+    return connection
