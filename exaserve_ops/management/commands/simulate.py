@@ -50,9 +50,9 @@ class Command(BaseCommand):
         parser.add_argument(
             "--weights",
             type=_sizes,
-            default=(16, 140),
+            default=(),
             metavar="GB[,GB]",
-            help="have simulated models of these sizes that nodes keep on their disks (default 16,140)",
+            help="have simulated models of these sizes that nodes keep on their disks, such as 16,140",
         )
         parser.add_argument("--racks", type=_up_to(MOST_NODES), default=16, help="(default %(default)s)")
         parser.add_argument("--seed", type=int, default=1, help="decides figures and faults")
@@ -87,7 +87,8 @@ class Command(BaseCommand):
                 places = options["nodes"] * options["replicas"]
                 standbys = min(max(0, options["standbys"]), places - 1)
                 self.stdout.write(ensure_deployment(replicas=places - standbys, standbys=standbys))
-            self.stdout.write(ensure_stored_models(options["weights"]))
+            if options["weights"]:
+                self.stdout.write(ensure_stored_models(options["weights"]))
             shape = SimulationShape(
                 # The operator runs this next to the control plane, with its secrets, and a thousand nodes
                 # share a connection: users of their own would part nothing from anything.

@@ -63,7 +63,7 @@ def ensure_stored_models(gigabytes: Sequence[int]) -> str:
     Its manifest names pieces of nothing: simulated nodes need no more, and no real one can fetch it.
     """
     names = [_ensure_stored_model(size) for size in gigabytes]
-    return f"simulated models with weights on nodes' disks: {', '.join(names) or 'none'}"
+    return f"simulated models with weights on nodes' disks: {', '.join(names)}"
 
 
 def _ensure_stored_model(gigabytes: int) -> str:
