@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -19,6 +19,10 @@ from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, W
 READY_EVENT, FAILED_EVENT, DAMAGED_EVENT = "weights_ready", "weights_failed", "weights_damaged"
 SLOWEST_BYTES_PER_SECOND = 1_000_000
 """A slower cap would hold connections for longer than servers keep them."""
+_SEEN_OF_WEIGHTS = (
+    "state", "reason", "total_bytes", "have_bytes", "in_use", "damaged_pieces", "spoilt", "sources", "since",
+)  # fmt: skip
+_SEEN_OF_STORE = ("problem", "disk_total_bytes", "disk_free_bytes", "used_bytes")
 PROBLEM_EVENT, PROBLEM_OVER_EVENT = "store_problem", "store_well"
 
 
@@ -165,51 +169,93 @@ def _check_rules(rules: PrewarmRules) -> None:
 
 
 @transaction.atomic
-def record_weights_wish(node_id: UUID, *, content_sha256: str) -> int:
-    """Return the revision that stands for this content; other content than before is a new one."""
-    store, _ = NodeStore.objects.select_for_update().get_or_create(node_id=node_id)
-    if store.wish_sha256 != content_sha256:
+def record_weights_wishes(contents: Mapping[UUID, str]) -> dict[UUID, int]:
+    """Return the revisions that stand for these contents; other content than before is a new one.
+
+    `contents`: SHA-256 by node. Nodes that are not recorded are left out.
+    """
+    known = _stores(contents)
+    changed = [store for node_id, store in known.items() if store.wish_sha256 != contents[node_id]]
+    for store in changed:
         store.wish_revision += 1
-        store.wish_sha256 = content_sha256
-        store.save(update_fields=["wish_revision", "wish_sha256"])
-    return store.wish_revision
+        store.wish_sha256 = contents[store.node_id]
+    _save_stores(changed, ["wish_revision", "wish_sha256"])
+    return {node_id: store.wish_revision for node_id, store in known.items()}
 
 
 @transaction.atomic
+def record_sights(sights: Mapping[UUID, StoreSight], *, names: Mapping[str, str], now: datetime) -> None:
+    """Record what nodes have on their disks: the rows become what they say. `names`: of revisions.
+
+    A few statements for any number of nodes: each of a fleet's that fetches something has news every few
+    seconds. Nodes that are not recorded are left out.
+    """
+    nodes = Node.objects.only("pk", "name").in_bulk(sights.keys())
+    stores = _stores(nodes)
+    known: dict[UUID, dict[str, NodeWeights]] = {}
+    for row in NodeWeights.objects.select_for_update().filter(node__in=nodes).order_by("node", "revision"):
+        known.setdefault(row.node_id, {})[row.revision] = row
+    rows: list[NodeWeights] = []
+    gone: list[int] = []
+    for node_id, node in sorted(nodes.items()):
+        sight, before = sights[node_id], known.get(node_id, {})
+        happenings = _note_store(node, stores[node_id], sight)
+        for held in sight.held:
+            last = before.pop(held.revision, None)
+            happenings += _news(node, last, held, names.get(held.revision, held.revision[:19]))
+            rows.append(_row_of(node, last, held, now))
+        gone += [row.pk for row in before.values()]
+        if happenings:
+            record_events(happenings, actor=f"agent:{node.name}", now=now)
+    NodeWeights.objects.bulk_create(
+        rows, update_conflicts=True, unique_fields=["node", "revision"], update_fields=_SEEN_OF_WEIGHTS
+    )
+    if gone:
+        NodeWeights.objects.filter(pk__in=gone).delete()
+    _save_stores(stores.values(), _SEEN_OF_STORE)
+
+
 def record_sight(node_id: UUID, sight: StoreSight, *, names: Mapping[str, str], now: datetime) -> None:
-    """Record what a node has on its disk: the rows become what it says. `names`: of revisions."""
-    node = Node.objects.get(pk=node_id)
-    known = {row.revision: row for row in NodeWeights.objects.select_for_update().filter(node=node)}
-    happenings = _record_store(node, sight)
-    for held in sight.held:
-        row = known.pop(held.revision, None)
-        happenings += _news(node, row, held, names.get(held.revision, held.revision[:19]))
-        same = row is not None and row.state == held.state
-        NodeWeights.objects.update_or_create(
-            node=node,
-            revision=held.revision,
-            defaults={
-                "state": held.state,
-                "reason": held.reason[:1000],
-                "total_bytes": held.total_bytes,
-                "have_bytes": held.have_bytes,
-                "in_use": held.in_use,
-                "damaged_pieces": held.damaged_pieces,
-                "spoilt": held.spoilt,
-                "sources": [list(source) for source in held.sources],
-                "since": row.since if row is not None and same else now,
-            },
+    """Record what one node has on its disk."""
+    record_sights({node_id: sight}, names=names, now=now)
+
+
+def _stores(node_ids: Iterable[UUID]) -> dict[UUID, NodeStore]:
+    """The locked rows of these nodes' stores; those that are not recorded yet are new ones."""
+    wanted = Node.objects.filter(pk__in=node_ids).order_by("pk").values_list("pk", flat=True)
+    rows = NodeStore.objects.select_for_update().filter(node__in=wanted).order_by("node")
+    known = {row.node_id: row for row in rows}
+    return {pk: known.get(pk) or NodeStore(node_id=pk) for pk in wanted}
+
+
+def _save_stores(stores: Collection[NodeStore], fields: Sequence[str]) -> None:
+    if stores:
+        NodeStore.objects.bulk_create(
+            stores, update_conflicts=True, unique_fields=["node"], update_fields=fields
         )
-    NodeWeights.objects.filter(pk__in=[row.pk for row in known.values()]).delete()
-    record_events(happenings, actor=f"agent:{node.name}", now=now)
 
 
-def _record_store(node: Node, sight: StoreSight) -> list[Happening]:
-    store, _ = NodeStore.objects.select_for_update().get_or_create(node=node)
+def _row_of(node: Node, before: NodeWeights | None, held: HeldWeights, now: datetime) -> NodeWeights:
+    same = before is not None and before.state == held.state
+    return NodeWeights(
+        node=node,
+        revision=held.revision,
+        state=held.state,
+        reason=held.reason[:1000],
+        total_bytes=held.total_bytes,
+        have_bytes=held.have_bytes,
+        in_use=held.in_use,
+        damaged_pieces=held.damaged_pieces,
+        spoilt=held.spoilt,
+        sources=[list(source) for source in held.sources],
+        since=before.since if before is not None and same else now,
+    )
+
+
+def _note_store(node: Node, store: NodeStore, sight: StoreSight) -> list[Happening]:
     before, store.problem = store.problem, sight.problem[:1000]
     store.disk_total_bytes, store.disk_free_bytes = sight.disk_total_bytes, sight.disk_free_bytes
     store.used_bytes = sight.used_bytes
-    store.save(update_fields=["problem", "disk_total_bytes", "disk_free_bytes", "used_bytes"])
     if bool(before) == bool(store.problem):
         return []
     event = PROBLEM_EVENT if store.problem else PROBLEM_OVER_EVENT

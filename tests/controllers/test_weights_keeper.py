@@ -10,6 +10,7 @@ import redis
 
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.audit.models import Event
+from exaserve_ops.controllers import weights as keeper
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.models import Model, Replica
 from exaserve_ops.serving.selectors import wanted_of_node
@@ -18,6 +19,7 @@ from exaserve_ops.serving.services.deployments import DeploymentWish, create_dep
 from exaserve_ops.serving.services.models import register_model
 from exaserve_ops.serving.services.weights import change_storage, pause_weights, release_weights, want_weights
 from exaserve_ops.weights.domain.wanted import Origin
+from exaserve_ops.weights.models import NodeWeights
 from tests.fakes.fleet import NOW, ScriptedNode
 from tests.fakes.leader import Leader
 from tests.fakes.world import GIB, make_model
@@ -188,3 +190,40 @@ def test_origins_are_told_in_their_order(leader: Leader, node: ScriptedNode, mod
     assert [(s.kind, s.location, s.secret) for s in wanted.sources] == [
         (p.kind, p.location, p.secret) for p in places
     ]
+
+
+def test_one_report_that_no_record_can_hold_hides_no_other(
+    leader: Leader, node: ScriptedNode, model: Model, redis_client: redis.Redis
+) -> None:
+    other = ScriptedNode(redis_client, name="node-b", boot_id="boot-b")
+    other.enrol()
+    other.say_hello()
+    leader.work()
+    odd = WeightsHeld(revision=model.digest, state=WeightsState.FAILED, reason="a \x00 in it", wanted=True)
+    good = WeightsHeld(revision=model.digest, state=WeightsState.READY, total_bytes=5, have_bytes=5)
+    other.beat(weights=WeightsReport(held=(odd,)))
+    told(leader, node, good)
+    rows = NodeWeights.objects.values_list("node", "state")
+    assert list(rows) == [(UUID(node.node_id), "ready")]
+
+
+def test_progress_is_written_down_now_and_then_and_states_at_once(
+    leader: Leader, node: ScriptedNode, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "PROGRESS_EVERY_SECONDS", float("inf"))
+
+    def seen(state: WeightsState, gibibytes: int) -> tuple[str, int]:
+        told(
+            leader,
+            node,
+            WeightsHeld(revision=model.digest, state=state, total_bytes=9 * GIB, have_bytes=gibibytes * GIB),
+        )
+        row = NodeWeights.objects.get()
+        return row.state, row.have_bytes // GIB
+
+    assert seen(WeightsState.FETCHING, 1) == ("fetching", 1)
+    assert seen(WeightsState.FETCHING, 4) == ("fetching", 1)
+    monkeypatch.setattr(keeper, "PROGRESS_EVERY_SECONDS", 0.0)
+    assert seen(WeightsState.FETCHING, 5) == ("fetching", 5)
+    monkeypatch.setattr(keeper, "PROGRESS_EVERY_SECONDS", float("inf"))
+    assert seen(WeightsState.READY, 9) == ("ready", 9)

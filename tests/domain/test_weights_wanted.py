@@ -54,11 +54,10 @@ def test_what_nobody_knows_any_more_is_left_out_and_the_order_does_not_matter() 
     assert digest_of(wanted(claims[0])) != digest_of(wanted(claims[1]))
 
 
-def test_speed_and_a_few_bytes_are_no_news_but_states_and_damage_are() -> None:
+def test_speed_and_progress_are_no_news_but_states_and_damage_are() -> None:
     before = HeldWeights("r", FETCHING, 10 << 30, 1000, bytes_per_second=5.0, reason="at 5 B/s")
-    assert mark_of(before) == mark_of(HeldWeights("r", FETCHING, 10 << 30, 2000, 7.0, reason="at 7 B/s"))
+    assert mark_of(before) == mark_of(HeldWeights("r", FETCHING, 10 << 30, 2 << 30, 7.0, reason="at 7 B/s"))
     for other in (
-        HeldWeights("r", FETCHING, 10 << 30, 2 << 30),
         HeldWeights("r", READY, 10 << 30, 1000),
         HeldWeights("r", FAILED, 10 << 30, 1000, reason="full"),
         HeldWeights("r", FETCHING, 10 << 30, 1000, damaged_pieces=1),

@@ -137,12 +137,11 @@ class WeightsOnNode:
 
 
 def mark_of(held: HeldWeights) -> tuple[object, ...]:
-    """Equal for what is not worth writing down again: speeds are not, nor progress of a few bytes."""
+    """Equal for what is not worth writing down at once: speeds are not, nor progress."""
     return (
         held.state,
         held.reason if held.state in (FAILED, WAITING) else "",
         held.total_bytes,
-        held.have_bytes // NOTE_BYTES,
         held.damaged_pieces,
         held.in_use,
         held.spoilt,
@@ -152,3 +151,8 @@ def mark_of(held: HeldWeights) -> tuple[object, ...]:
 def marks_of(sight: StoreSight) -> Mapping[str, tuple[object, ...]]:
     """The mark of each revision."""
     return {held.revision: mark_of(held) for held in sight.held}
+
+
+def progress_of(sight: StoreSight) -> tuple[int, ...]:
+    """How far all of it is, in steps that are worth writing down now and then."""
+    return tuple(held.have_bytes // NOTE_BYTES for held in sight.held)
