@@ -12,6 +12,7 @@ from django.conf import settings
 from django.core.exceptions import ValidationError
 
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
+from exaserve_ops.adapters.compiled_folder import CompiledFolder
 from exaserve_ops.adapters.doorbell import PostgresDoorbell
 from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.leadership import LeaderLease
@@ -55,6 +56,9 @@ def connect_pages() -> None:
     dashboard_ports.model_folder_reader.use(folder)
     api_ports.replica_loads.use(reader)
     api_ports.model_folder_reader.use(folder)
+    compiled = CompiledFolder()
+    dashboard_ports.compiled_folder_reader.use(compiled)
+    api_ports.compiled_folder_reader.use(compiled)
     gateways = GatewayReportReader(_client())
     dashboard_ports.gateway_reports.use(gateways)
     api_ports.gateway_reports.use(gateways)

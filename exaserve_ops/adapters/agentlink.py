@@ -190,6 +190,7 @@ class CeleryAgentLink:
             bytes_per_second=float(wanted.bytes_per_second),
             priority=wanted.priority,
             swarm=self._swarm(revision.manifest_digest, wanted.swarm),
+            engine_cache=revision.engine_cache,
         )
 
     def _swarm(self, manifest_digest: str, part: SwarmPart | None) -> SwarmOrder | None:

@@ -50,7 +50,7 @@ class ModelFolder:
             architecture = read_architecture(config)
         except UnknownArchitectureError as error:
             raise InvalidInputError("folder", f"config.json: {error}") from error
-        names = _names(path)
+        names = names_in(path)
         weights = [name for name in names if name.endswith(SUFFIX)]
         if not weights:
             raise InvalidInputError("folder", f"'{folder}' holds no {SUFFIX} file")
@@ -71,12 +71,15 @@ class ModelFolder:
             parameter_count=parameter_count,
             config=config,
             weights_bytes=size.bytes,
-            manifest=_manifest(hashed),
+            manifest=manifest_of(hashed),
         )
 
 
-def _names(folder: Path) -> list[str]:
-    """Files of the model, by their safe paths. Links are followed only where a hub's cache has them."""
+def names_in(folder: Path) -> list[str]:
+    """Files of a folder, by their safe paths. Links are followed only where a hub's cache has them.
+
+    Raises `InvalidInputError`.
+    """
     names = []
     for parent, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -105,7 +108,8 @@ def _check_link(folder: Path, file: Path) -> None:
         raise InvalidInputError("folder", f"'{file.name}' is a link that leads out of the folder")
 
 
-def _manifest(files: tuple[manifests.ManifestFile, ...]) -> EncodedManifest:
+def manifest_of(files: tuple[manifests.ManifestFile, ...]) -> EncodedManifest:
+    """What nodes fetch these files by. Raises `InvalidInputError`."""
     manifest = manifests.Manifest(manifests.revision_of(files), manifests.PIECE_BYTES, files)
     try:
         digest, body = manifests.encode(manifest)

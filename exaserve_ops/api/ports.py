@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from exaserve_ops.inventory.domain.installation import CredentialVault
 from exaserve_ops.lib.slots import Slot
 from exaserve_ops.routing.domain.records import GatewayReport
+from exaserve_ops.serving.services.compiled import CompiledFolderReader
 from exaserve_ops.serving.services.models import ModelFolderReader
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.weights.domain.held import StoreSight
@@ -55,6 +56,7 @@ class GatewayReports(Protocol):
 
 
 replica_loads: Slot[ReplicaLoads] = Slot("reader of telemetry")
+compiled_folder_reader: Slot[CompiledFolderReader] = Slot("reader of folders of compiled files")
 model_folder_reader: Slot[ModelFolderReader] = Slot("reader of model folders")
 credential_vault: Slot[CredentialVault] = Slot("vault for credentials")
 gateway_reports: Slot[GatewayReports] = Slot("reports of gateways")

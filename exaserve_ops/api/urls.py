@@ -7,6 +7,7 @@ from rest_framework.routers import SimpleRouter
 
 from exaserve_ops.api.views.agent import JoinView
 from exaserve_ops.api.views.capacity import CapacityViewSet
+from exaserve_ops.api.views.compiled import CompiledViewSet
 from exaserve_ops.api.views.deployments import DeploymentViewSet
 from exaserve_ops.api.views.imports import ModelImportViewSet
 from exaserve_ops.api.views.incidents import IncidentViewSet
@@ -46,6 +47,16 @@ _v1: list[URLPattern | URLResolver] = [
         "models/<uuid:pk>/weights",
         ModelWeightsViewSet.as_view({"get": "retrieve", "post": "act"}),
         name="api-model-weights",
+    ),
+    path(
+        "models/<uuid:pk>/compiled",
+        CompiledViewSet.as_view({"get": "retrieve", "post": "register"}),
+        name="api-model-compiled",
+    ),
+    path(
+        "models/<uuid:pk>/compiled/<uuid:compiled_id>",
+        CompiledViewSet.as_view({"delete": "remove"}),
+        name="api-model-compiled-one",
     ),
     path(
         "models/<uuid:pk>/prewarm",

@@ -109,6 +109,8 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "weights_released": "is not wanted on nodes' disks any more",
         "weights_paused": "is fetched no further",
         "weights_resumed": "is fetched on",
+        "compiled_registered": "has compiled files beside its weights",
+        "compiled_removed": "has these compiled files no more",
         "prewarm_changed": "is fetched ahead by another policy",
         "prewarm_ended": "is not fetched ahead any more",
     },

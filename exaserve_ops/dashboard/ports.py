@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from exaserve_ops.inventory.domain.installation import CredentialVault
 from exaserve_ops.lib.slots import Slot
 from exaserve_ops.routing.domain.records import GatewayReport
+from exaserve_ops.serving.services.compiled import CompiledFolderReader
 from exaserve_ops.serving.services.models import ModelFolderReader
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.telemetry.domain.pictures import LogEntry
@@ -72,6 +73,7 @@ class GatewayReports(Protocol):
 
 
 live_reader: Slot[LiveReader] = Slot("reader of live pictures")
+compiled_folder_reader: Slot[CompiledFolderReader] = Slot("reader of folders of compiled files")
 model_folder_reader: Slot[ModelFolderReader] = Slot("reader of model folders")
 gateway_reports: Slot[GatewayReports] = Slot("reports of gateways")
 move_limits: Slot[MoveLimits] = Slot("limits of moves of sessions")

@@ -16,6 +16,28 @@ _MEGABYTE = 1_000_000
 _HOUR = 60
 
 
+class OriginsField(forms.CharField):
+    """Places, one a line, nearest first: kind, address, and perhaps the name of a secret."""
+
+    def __init__(self, *, help_text: str) -> None:
+        widget = forms.Textarea(attrs={"rows": 3, "spellcheck": "false"})
+        super().__init__(required=False, widget=widget, help_text=help_text)
+
+    def clean(self, value: Any) -> list[Origin]:  # noqa: ANN401 - Django's signature
+        """Read lines of two or three words. Raises `ValidationError`."""
+        found = []
+        for line in super().clean(value).splitlines():
+            words = line.split()
+            if not words:
+                continue
+            if len(words) not in (2, 3):
+                raise forms.ValidationError(
+                    f"“{line[:80]}” is not kind, address and perhaps a secret's name."
+                )
+            found.append(Origin(*words))
+        return found
+
+
 class PrewarmForm(forms.Form):
     """Rules for fetching a model ahead of being needed."""
 
@@ -76,28 +98,32 @@ def _clock(minute: int) -> str:
     return f"{minute // _HOUR:02}:{minute % _HOUR:02}"
 
 
+class CompiledForm(forms.Form):
+    """A folder of what an engine compiled."""
+
+    engine = forms.CharField(max_length=32, widget=forms.TextInput(attrs={"spellcheck": "false"}))
+    hardware = forms.CharField(
+        max_length=120,
+        required=False,
+        widget=forms.TextInput(attrs={"spellcheck": "false"}),
+        help_text="Name or kind of an accelerator, as nodes show it. Empty: any.",
+    )
+    path = forms.CharField(
+        max_length=1000,
+        label="Folder",
+        widget=forms.TextInput(attrs={"spellcheck": "false"}),
+        help_text="Laid out as engine-cache/<engine> in the home of an agent whose engine compiled it.",
+    )
+    origins = OriginsField(help_text="As of the weights. Empty: that folder.")
+    reason = forms.CharField(max_length=500, label="Why")
+
+
 class StorageForm(forms.Form):
     """What replicas start from, and where nodes fetch it."""
 
     storage = forms.ChoiceField(choices=Model.Storage.choices, label="Replicas start from")
-    origins = forms.CharField(
-        required=False,
-        widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
+    origins = OriginsField(
         help_text="One a line, nearest first: kind (folder, http, s3, hub), address, and the name of a "
         "secret on the nodes where one is needed. Empty: the folder it was registered from.",
     )
     reason = forms.CharField(max_length=500, label="Why")
-
-    def clean_origins(self) -> list[Origin]:
-        """Read lines of two or three words."""
-        found = []
-        for line in self.cleaned_data["origins"].splitlines():
-            words = line.split()
-            if not words:
-                continue
-            if len(words) not in (2, 3):
-                raise forms.ValidationError(
-                    f"“{line[:80]}” is not kind, address and perhaps a secret's name."
-                )
-            found.append(Origin(*words))
-        return found

@@ -16,7 +16,16 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.admin import ReadOnlyAdmin, ServiceAdmin, actor_of
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
-from exaserve_ops.serving.models import Deployment, Model, ModelFile, ModelImport, NodeWish, Release, Replica
+from exaserve_ops.serving.models import (
+    CompiledSet,
+    Deployment,
+    Model,
+    ModelFile,
+    ModelImport,
+    NodeWish,
+    Release,
+    Replica,
+)
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
     create_deployment,
@@ -50,6 +59,17 @@ class ModelImportAdmin(ReadOnlyAdmin[ModelImport]):
     list_filter = ("status", "kind")
     list_select_related = ("node",)
     search_fields = ("name", "location", "node__name")
+
+
+@admin.register(CompiledSet)
+class CompiledSetAdmin(ReadOnlyAdmin[CompiledSet]):
+    """What engines compiled; registered and removed on the weights page and over REST."""
+
+    list_display = ("model", "engine", "hardware", "total_bytes", "file_count", "registered_by", "created_at")
+    list_filter = ("engine",)
+    list_select_related = ("model",)
+    search_fields = ("model__name", "hardware", "digest")
+    exclude = ("manifest_body",)
 
 
 class DeploymentForm(forms.ModelForm[Deployment]):

@@ -176,6 +176,39 @@ class FoundPart(models.Model):
         return f"{self.index + 1} of {self.count}"
 
 
+class CompiledSet(models.Model):
+    """What an engine compiled for a model on one kind of hardware: put into engines' caches on nodes.
+
+    Compiled code is code: who registers it lets it run on nodes. It is fetched and verified as weights are.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
+    model = models.ForeignKey(Model, on_delete=models.CASCADE, related_name="compiled_sets")
+    engine = models.CharField(max_length=32)
+    hardware = models.CharField(
+        max_length=120, blank=True, help_text="Name or kind of an accelerator, as nodes show it. Empty: any."
+    )
+    digest = models.CharField(max_length=80, help_text="`sha256:` of the list of files.")
+    source = models.CharField(max_length=1000)
+    origins = models.JSONField(default=list, blank=True, help_text="As of a model.")
+    total_bytes = models.BigIntegerField()
+    file_count = models.PositiveIntegerField()
+    manifest_digest = models.CharField(max_length=80, db_index=True)
+    manifest_body = models.BinaryField()
+    registered_by = models.CharField(max_length=120)
+    created_at = models.DateTimeField(db_default=Now())
+
+    class Meta:
+        ordering: ClassVar[list[str]] = ["model", "engine", "hardware"]
+        constraints: ClassVar[list[models.BaseConstraint]] = [
+            models.UniqueConstraint(fields=["model", "engine", "hardware"], name="compiled_set_once"),
+        ]
+
+    def __str__(self) -> str:
+        """Return what it is for."""
+        return f"{self.model} for {self.engine} on {self.hardware or 'any hardware'}"
+
+
 class Deployment(models.Model):
     """What is wanted: a model, how many replicas, how they run and where."""
 

@@ -12,10 +12,12 @@ from uuid import uuid4
 import pytest
 import redis
 
+from exaserve_ops.adapters.compiled_folder import CompiledFolder
 from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.adapters.store_users import RedisStoreUsers
 from exaserve_ops.api.ports import (
+    compiled_folder_reader,
     gateway_reports,
     model_folder_reader,
     move_limits,
@@ -64,6 +66,7 @@ def telemetry() -> Iterator[Telemetry]:
     move_limits.use(MoveLimits())
     gateway_reports.use(GatewayReportReader(redis.Redis.from_url(os.environ["REDIS_URL"])))
     model_folder_reader.use(ModelFolder())
+    compiled_folder_reader.use(CompiledFolder())
     store_users.use(RedisStoreUsers(redis.Redis.from_url(os.environ["REDIS_URL"])))
     REFUSALS.clear()
     yield store

@@ -18,7 +18,7 @@ from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
 from exaserve_ops.rollouts.models import ReleaseAnswers, Wave, WaveMember
-from exaserve_ops.serving.models import FoundPart, ModelFile, ModelManifest, NodeWish
+from exaserve_ops.serving.models import CompiledSet, FoundPart, ModelFile, ModelManifest, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
 from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 from tests.fakes.routes import all_routes
@@ -31,6 +31,7 @@ SHOWN_IN_ANOTHER = {
 NOT_OVER_REST = {
     FailureDomain: "shown with its node",
     InstallationStep: "shown with its installation",
+    CompiledSet: "shown with its model",
     IdempotencyRecord: "what others were answered is not for reading",
     ModelFile: "shown with its model",
     ModelManifest: "between controllers and agents; its digest is shown with its model",

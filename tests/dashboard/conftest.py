@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
@@ -13,6 +14,7 @@ from django.test import Client
 from django.urls import reverse
 
 from exaserve_ops.access.models import ApiKey
+from exaserve_ops.adapters.compiled_folder import CompiledFolder
 from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.dashboard import ports, urls
@@ -95,6 +97,7 @@ def reader() -> MemoryReader:
     reader = MemoryReader()
     ports.live_reader.use(reader)
     ports.model_folder_reader.use(ModelFolder())
+    ports.compiled_folder_reader.use(CompiledFolder())
     ports.move_limits.use(MoveLimits())
     ports.gateway_reports.use(GatewayReportReader(redis.Redis.from_url(os.environ["REDIS_URL"])))
     return reader
@@ -137,6 +140,7 @@ def world(operator: Client) -> World:  # noqa: ARG001 - opens the database
         "deployment_id": deployment.pk,
         "replica_id": replica.pk,
         "model_id": deployment.model_id,
+        "compiled_id": uuid4(),
         "pk": session.pk,
         "key_id": ApiKey.objects.create(
             name="k", user=make_user("kim"), prefix="xo-abc", sha256="0" * 64, scopes=["api"]

@@ -68,7 +68,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
         writes |= {"incident_confirm", "incident_dismiss"}
         forms = {"deployment_new", "deployment_scale", "deployment_delete", "model_new"}
         writes |= {"rollout_act", "weights_act", "weights_prewarm", "weights_storage"}
-        writes |= {"model_import_act"}
+        writes |= {"weights_compiled", "weights_compiled_remove", "model_import_act"}
         forms |= {"model_import_new", "node_join", "installation_new", "rollout_new"}
         expected = 405 if name in writes else 403 if name in forms else 200
         assert answer.status_code == expected, name

@@ -103,3 +103,14 @@ def test_switch_is_a_flag_only_when_on() -> None:
     build = ENGINES["simulated"].build_launch
     assert "--hang" in build({"hang": True}, CONTEXT).argv
     assert "--hang" not in build({"hang": False}, CONTEXT).argv
+
+
+def test_what_attention_was_compiled_to_is_kept_for_the_next_launch_where_there_is_a_place() -> None:
+    caches = {"TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
+    assert not caches & ENGINES["torch"].build_launch({}, CONTEXT).env.keys()
+    kept = replace(CONTEXT, engine_cache=Path("/home/engine-cache/torch"))
+    env = ENGINES["torch"].build_launch({}, kept).env
+    assert {env[name] for name in caches} == {
+        "/home/engine-cache/torch/inductor",
+        "/home/engine-cache/torch/triton",
+    }

@@ -29,6 +29,8 @@ from workers.protocol.observed import (
 )
 from workers.protocol.weights import (
     SwarmComplaint,
+    SwarmOrder,
+    SwarmParent,
     SwarmPull,
     SwarmSeen,
     SwarmStream,
@@ -362,6 +364,25 @@ _SESSION_SENT_1_4 = v1.SessionSent(
     turn_began=True,
 )
 
+_APPLY_WEIGHTS_1_5 = v1.ApplyWeights(
+    command_id="c-9",
+    lease_epoch=3,
+    deadline_seconds=60.0,
+    revision=5,
+    weights=(
+        WeightsWanted(
+            revision="sha256:00ff",
+            manifest_digest="sha256:" + "cd" * 32,
+            total_bytes=140_000_000_000,
+            name="tiny-llama",
+            sources=(WeightsSource(kind="hub", location="https://hub.example/x", secret="hub-token"),),
+            paused=True,
+            bytes_per_second=1e9,
+            priority=100,
+        ),
+    ),
+)
+
 REPORTS: dict[str, v1.Report] = {
     "hello": _HELLO,
     "heartbeat": _HEARTBEAT,
@@ -409,6 +430,18 @@ COMMANDS: dict[str, v1.Command] = {
                 attempt=2,
                 paused=True,
                 name="tiny-llama",
+            ),
+        ),
+        weights=(
+            msgspec.structs.replace(
+                _APPLY_WEIGHTS_1_5.weights[0],
+                swarm=SwarmOrder(
+                    epoch=7,
+                    key="4d" * 32,
+                    valid_seconds=7200.0,
+                    stripes=((SwarmParent(node_id="node-2", host="10.0.0.2", port=7000),),),
+                ),
+                engine_cache="vllm",
             ),
         ),
     ),
@@ -465,8 +498,8 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.4-session_sent": _SESSION_SENT_1_4,
     "v1.4-heartbeat": _HEARTBEAT_1_4,
     "v1.5-heartbeat": _HEARTBEAT_1_5,
-    "v1.5-apply_weights": _APPLY_WEIGHTS_1_5,
     "v1.4-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_4,)),
+    "v1.5-apply_weights": _APPLY_WEIGHTS_1_5,
     "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""

@@ -17,6 +17,7 @@ from workers.agent.attempts import AttemptRunner
 from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
 from workers.agent.credential import LinkFile
+from workers.agent.engine_caches import EngineCaches
 from workers.agent.engines import NodeEngines
 from workers.agent.facts import Held
 from workers.agent.footprints import Footprints
@@ -85,6 +86,12 @@ class Agent:
         self._hardware = HardwareWatch(self._probe(), self._take_over_hardware)
         self._weights = NodeWeights(
             home, identity, self._config, self._journal, on_change=self._wake, tell=self._submit
+        )
+        self._caches = EngineCaches(
+            home.engine_cache,
+            engines.adapters,
+            wanted=self._weights.wanted,
+            ready_folder=lambda revision: self._weights.verdict(revision).folder,
         )
         self._leftovers = Leftovers(
             identity.node_id,
@@ -197,6 +204,7 @@ class Agent:
         known = [row.replica_id for row in self._journal.replicas()]
         logs.prune_replicas(self._home.logs, known=known, keep=_KEPT_FORGOTTEN_LOGS)
         self._weights.start()
+        self._caches.start()
         self._scraper.start()
         self._tailer.start()
         self._intake.start()
@@ -239,6 +247,7 @@ class Agent:
         self._foreign.stop()
         self._hardware.stop()
         self._loop.stop()
+        self._caches.stop()
         self._weights.stop()
         self._runner.close()
         self._tailer.stop()

@@ -13,7 +13,7 @@ from workers.agent.config import AgentConfig
 from workers.agent.home import Home, Identity
 from workers.agent.journal import Journal, WeightsWish
 from workers.protocol import manifest, v1
-from workers.protocol.weights import WeightsReport, WeightsSource
+from workers.protocol.weights import WeightsReport, WeightsSource, WeightsWanted
 from workers.protocol.wish import WantedState
 from workers.weights.imports.desk import ImportDesk
 from workers.weights.imports.places import open_lister
@@ -113,6 +113,11 @@ class NodeWeights:
             self._journal.save_weights_wish(wish)
         self._keeper.take(command.weights, command.revision, command.imports)
         return ""
+
+    def wanted(self) -> tuple[WeightsWanted, ...]:
+        """What is to be on this node's disk."""
+        wish = self._journal.weights_wish()
+        return wish.weights if wish is not None else ()
 
     def verdict(self, revision: str) -> Verdict:
         """Whether a replica can start from a revision now, and if not, why not."""

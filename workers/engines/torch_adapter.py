@@ -68,8 +68,18 @@ class TorchAdapter:
         launch = own_launch(
             "workers.engines.torch_engine", context, arguments, preload=_PRELOAD, prepare=known
         )
-        return replace(launch, env={**launch.env, **ENVIRONMENT})
+        return replace(launch, env={**launch.env, **ENVIRONMENT, **_caches(context)})
 
     def parse_metrics(self, page: str) -> EngineSample:
         """Read a metrics page. A bad line is dropped and noted; the rest is used."""
         return parse_own_metrics(page)
+
+
+def _caches(context: LaunchContext) -> dict[str, str]:
+    """Where compiled attention is kept for the next launch; without, each attempt compiles anew."""
+    if context.engine_cache is None:
+        return {}
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": f"{context.engine_cache}/inductor",
+        "TRITON_CACHE_DIR": f"{context.engine_cache}/triton",
+    }

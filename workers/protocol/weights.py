@@ -105,6 +105,8 @@ class WeightsWanted(Part, frozen=True, kw_only=True):
     """What is fetched first where several are wanted: the higher one. Replicas wait for 100 and more."""
     swarm: SwarmOrder | None = None
     """Its pieces come as this says, and from the sources only for whom it sends there; none: from these."""
+    engine_cache: str = ""
+    """Not weights, but what this engine compiled: put into its cache on the node. Since 1.6."""
 
 
 class WeightsState(enum.Enum):

@@ -15,11 +15,12 @@ from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.reading import history_of
 from exaserve_ops.dashboard.views.swarms import swarm_context, swarms_now
 from exaserve_ops.dashboard.weights import picture_of, policy_words
-from exaserve_ops.dashboard.weights_forms import PrewarmForm, StorageForm, initial_of
+from exaserve_ops.dashboard.weights_forms import CompiledForm, PrewarmForm, StorageForm, initial_of
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.selectors.compiled import compiled_of
 from exaserve_ops.serving.selectors.weights import model_weights
 from exaserve_ops.serving.services.weights import (
     change_storage,
@@ -71,6 +72,8 @@ def weights_of_model(request: HttpRequest, model_id: UUID) -> HttpResponse:
         "policy_words": policy_words(found.policy),
         "prewarm_form": PrewarmForm(initial=initial_of(found.policy)),
         "storage_form": StorageForm(initial=storage),
+        "compiled": compiled_of(model_id),
+        "compiled_form": CompiledForm(),
         "events": history_of("model", model_id),
         **swarm_context(context["model"]),
     }

@@ -11,14 +11,13 @@ from uuid import UUID
 from django.db.models import Max, Sum
 
 from exaserve_ops.inventory.selectors import nodes_in_service
-from exaserve_ops.serving.models import Model, ModelManifest, Replica
+from exaserve_ops.serving.models import CompiledSet, Model, ModelManifest, Replica
+from exaserve_ops.serving.selectors.compiled import FOLDER, compiled_claims, compiled_revisions
 from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS
 from exaserve_ops.weights.domain.held import ABSENT, READY, WeightsOnNode
 from exaserve_ops.weights.domain.wanted import REPLICA, Claim, Origin, Revision, WantedWeights, combine_claims
 from exaserve_ops.weights.models import NodeWeights, PrewarmPolicy, WeightsClaim
 from exaserve_ops.weights.selectors import claims_by_node, weights_on
-
-FOLDER = "folder"
 
 
 def model_weights_on(model_id: UUID, node_ids: Collection[UUID]) -> dict[UUID, WeightsOnNode]:
@@ -153,7 +152,10 @@ def origins_of(model: Model) -> tuple[Origin, ...]:
 
 
 def known_revisions() -> dict[str, Revision]:
-    """Every revision that has a manifest, with the places of all models of these bytes."""
+    """Every revision that has a manifest, with the places of all models of these bytes.
+
+    Also what engines compiled for models.
+    """
     rows = (
         Model.objects.filter(manifest__isnull=False)
         .annotate(total_bytes=Sum("files__size_bytes"), manifest_digest=Max("manifest__digest"))
@@ -171,19 +173,22 @@ def known_revisions() -> dict[str, Revision]:
             name=before.name if before else model.name,
             origins=tuple(origins),
         )
-    return found
+    return found | compiled_revisions()
 
 
 def manifest_body(digest: str) -> bytes:
     """Bytes of a manifest. Raises `ModelManifest.DoesNotExist`."""
     row = ModelManifest.objects.filter(digest=digest).first()
-    if row is None:
+    if row is not None:
+        return bytes(row.body)
+    compiled = CompiledSet.objects.filter(manifest_digest=digest).first()
+    if compiled is None:
         raise ModelManifest.DoesNotExist(f"no manifest {digest}")
-    return bytes(row.body)
+    return bytes(compiled.manifest_body)
 
 
 def wanted_by_node(revisions: Mapping[str, Revision]) -> dict[str, tuple[WantedWeights, ...]]:
-    """What each node in service is to have on its disk, in three queries."""
+    """What each node in service is to have on its disk, in a few queries."""
     claims = claims_by_node()
     rows = (
         Replica.objects.filter(
@@ -195,5 +200,7 @@ def wanted_by_node(revisions: Mapping[str, Revision]) -> dict[str, tuple[WantedW
     )
     for node_id, digest in rows:
         claims.setdefault(str(node_id), []).append(Claim(digest, REPLICA))
+    for node, compiled in compiled_claims(claims).items():
+        claims.setdefault(node, []).extend(compiled)
     nodes = map(str, nodes_in_service().values_list("pk", flat=True))
     return {node_id: combine_claims(claims.get(node_id, ()), revisions) for node_id in nodes}

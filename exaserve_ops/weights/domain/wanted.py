@@ -15,8 +15,11 @@ REPLICA = "replica"
 ROLLOUT = "rollout:"
 """Begins the owner of what a rollout claims."""
 
-PRIORITIES = {REPLICA: 100, "rollout": 50, PERSON: 20, PREWARM: 10}
-"""What is fetched first; replicas wait for what is at 100."""
+COMPILED = "compiled"
+"""Owner of what engines compiled and replicas may start with; not recorded, for it follows the weights."""
+
+PRIORITIES = {REPLICA: 100, COMPILED: 90, "rollout": 50, PERSON: 20, PREWARM: 10}
+"""What is fetched first; replicas wait for what is at 100, and for nothing below."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Revision:
     total_bytes: int
     name: str
     origins: tuple[Origin, ...] = ()
+    engine_cache: str = ""
+    """Not weights, but what this engine compiled: put into its cache on the node."""
 
 
 @dataclass(frozen=True, slots=True)
