@@ -282,6 +282,7 @@ def _node_facts(hello: v1.Hello) -> NodeFacts:
         cpu_count=hello.cpu_count,
         memory_bytes=hello.memory_bytes,
         engines=hello.engines,
+        engine_versions={name: text[:60] for name, text in hello.engine_versions.items()},
         labels=hello.labels,
         simulated=hello.simulated,
         accelerators=(

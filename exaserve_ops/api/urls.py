@@ -9,6 +9,7 @@ from exaserve_ops.api.views.agent import JoinView
 from exaserve_ops.api.views.capacity import CapacityViewSet
 from exaserve_ops.api.views.compiled import CompiledViewSet
 from exaserve_ops.api.views.deployments import DeploymentViewSet
+from exaserve_ops.api.views.engines import EngineViewSet
 from exaserve_ops.api.views.imports import ModelImportViewSet
 from exaserve_ops.api.views.incidents import IncidentViewSet
 from exaserve_ops.api.views.installations import InstallationViewSet, SshHostKeyViewSet
@@ -41,6 +42,8 @@ _router.register("events", EventViewSet, basename="api-event")
 _router.register("keys", ApiKeyViewSet, basename="api-key")
 
 _v1: list[URLPattern | URLResolver] = [
+    path("deployments/import", EngineViewSet.as_view({"post": "read_launch"}), name="api-deployment-import"),
+    path("engines", EngineViewSet.as_view({"get": "known"}), name="api-engines"),
     path("", include(_router.urls)),
     path("capacity/plan", CapacityViewSet.as_view({"post": "plan_for"}), name="api-capacity-plan"),
     path(

@@ -17,6 +17,7 @@ from exaserve_ops.access.domain.limits import (
 from exaserve_ops.access.models import Scope
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_PERCENT, SLICE, WHOLE
+from exaserve_ops.serving.domain.launch_words import LONGEST
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.deployments import BOUNDS, MAX_REPLICAS
 
@@ -43,7 +44,8 @@ class DeploymentForm(forms.Form):
     engine_options = forms.CharField(
         required=False,
         widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
-        help_text="One “name = value” a line.",
+        label="Engine options as lines",
+        help_text="One “name = value” a line, or fill in the fields below.",
     )
     memory_mib = forms.IntegerField(
         min_value=0,
@@ -116,6 +118,40 @@ class DeploymentForm(forms.Form):
     def clean_engine_options(self) -> dict[str, Any]:
         """Read lines of `name = value`; whole numbers, numbers, true and false become such."""
         return read_options(self.cleaned_data["engine_options"])
+
+    @property
+    def first_engine(self) -> str:
+        """The engine that is chosen, or that stands first."""
+        engine: Any = self.fields["engine"]
+        return str(self["engine"].value() or next((name for name, _ in engine.choices), ""))
+
+    def offers(self, engine: str) -> bool:
+        """Whether some node has it."""
+        field: Any = self.fields["engine"]
+        return engine in {name for name, _ in field.choices}
+
+    def take_options(self, typed: dict[str, Any]) -> bool:
+        """Add options that have fields of their own; false, with an error, where lines say them, too."""
+        lines = self.cleaned_data["engine_options"]
+        twice = sorted(lines.keys() & typed.keys())
+        if twice:
+            self.add_error("engine_options", f"{', '.join(twice)}: said here and in a field below.")
+        self.cleaned_data["engine_options"] = {**lines, **typed}
+        return not twice
+
+
+class ImportForm(forms.Form):
+    """What is pasted to become a deployment."""
+
+    text = forms.CharField(
+        label="Command or YAML",
+        max_length=LONGEST,
+        strip=False,
+        widget=forms.Textarea(attrs={"rows": 10, "spellcheck": "false", "class": "mono"}),
+        help_text="vllm serve …, python -m sglang.launch_server …, docker run …, Helm values, a resource,"
+        " a Kubernetes workload, a Compose file.",
+    )
+    draft = forms.IntegerField(min_value=0, required=False, widget=forms.HiddenInput)
 
 
 def read_options(text: str) -> dict[str, Any]:

@@ -42,7 +42,14 @@ RAIL = (
         "deployment",
         "Deployments",
         "serving.view_deployment",
-        ("deployment", "deployment_new", "deployment_scale", "deployment_delete", "rollout_new"),
+        (
+            "deployment",
+            "deployment_new",
+            "deployment_import",
+            "deployment_scale",
+            "deployment_delete",
+            "rollout_new",
+        ),
     ),
     RailItem("replicas", "replica", "Replicas", "serving.view_replica", ("replica",)),
     RailItem(

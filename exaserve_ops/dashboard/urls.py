@@ -19,6 +19,7 @@ from exaserve_ops.dashboard.views import (
     kv,
     models,
     moves,
+    new_deployment,
     nodes,
     pool,
     replicas,
@@ -80,7 +81,9 @@ urlpatterns = [
     path("nodes/<uuid:node_id>/undrain", drains.node_undrain, name="node_undrain"),
     path("nodes/<uuid:node_id>/drain-state", drains.node_drain_state, name="node_drain_state"),
     path("deployments", deployments.deployments, name="deployments"),
-    path("deployments/new", deployments.deployment_new, name="deployment_new"),
+    path("deployments/options", new_deployment.deployment_options, name="deployment_options"),
+    path("deployments/import", new_deployment.deployment_import, name="deployment_import"),
+    path("deployments/new", new_deployment.deployment_new, name="deployment_new"),
     path("deployments/<uuid:deployment_id>", deployments.deployment, name="deployment"),
     path("deployments/<uuid:deployment_id>/row", deployments.deployment_row, name="deployment_row"),
     path(

@@ -71,6 +71,9 @@ class Node(models.Model):
     cpu_count = models.PositiveIntegerField(default=0)
     memory_bytes = models.BigIntegerField(default=0)
     engines = ArrayField(models.CharField(max_length=32), default=list, blank=True)
+    engine_versions = models.JSONField(
+        default=dict, blank=True, help_text="Of the engines that are no part of this product, by name."
+    )
     labels = models.JSONField(default=dict, blank=True)
     simulated = models.BooleanField(default=False)
     mps_ready = models.BooleanField(

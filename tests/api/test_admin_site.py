@@ -117,7 +117,7 @@ def test_new_deployment_in_the_admin(root: Client) -> None:
         "served_name": "",
         "replicas": 2,
         "engine": "torch",
-        "engine_options": '{"kv_blocks": 64}',
+        "engine_options": '{"num_blocks": 64}',
         "replica_memory_bytes": "",
         "accelerators_per_replica": 1,
         "drain_seconds": 60,
@@ -128,7 +128,7 @@ def test_new_deployment_in_the_admin(root: Client) -> None:
     answer = root.post("/admin/serving/deployment/add/", wish)
     assert answer.status_code == 302, text_of(answer)
     made = Deployment.objects.get()
-    assert (made.served_name, made.engine_options) == ("tiny", {"kv_blocks": 64})
+    assert (made.served_name, made.engine_options) == ("tiny", {"num_blocks": 64})
     assert Event.objects.get(subject_id=made.pk).event == "created"
     assert "exists" in text_of(root.post("/admin/serving/deployment/add/", wish, follow=True))
 
@@ -269,7 +269,11 @@ def test_rollout_is_asked_for_on_a_deployment_and_begins_when_its_plan_is_confir
     assert "Roll out another release" not in viewer.get("/admin/serving/deployment/").content.decode()
     start = operator.post("/admin/serving/deployment/", chosen)["Location"]
     assert viewer.get(start).status_code == 403
-    wish = {"model": str(deployment.model_id), "engine_options": '{"seed": 3}', "policy": '{"max_surge": 1}'}
+    wish = {
+        "model": str(deployment.model_id),
+        "engine_options": '{"max_num_seqs": 3}',
+        "policy": '{"max_surge": 1}',
+    }
     zero = operator.post(start, wish | {"policy": '{"max_surge": 0, "max_unavailable": 0}', "reason": "x"})
     assert "allow one of them" in zero.content.decode()
     page = operator.post(start, wish | {"reason": "faster"})

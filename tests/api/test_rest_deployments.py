@@ -25,12 +25,14 @@ def wish(**changes: object) -> dict[str, object]:
 
 
 def test_new_deployment_is_recorded_with_its_maker_and_an_etag(operator: JsonClient) -> None:
-    answer = operator.post("/api/v1/deployments", wish(nodes=["n1"], engine_options={"max": 4, "x": True}))
+    answer = operator.post(
+        "/api/v1/deployments", wish(nodes=["n1"], engine_options={"num_blocks": 4, "kv_pool": "private"})
+    )
     assert answer.status_code == 201, answer.json()
     body = answer.json()
     assert answer["ETag"] == '"1"'
     assert (body["replicas"], body["status"], body["nodes"]) == (2, "active", ["n1"])
-    assert body["engine_options"] == {"max": 4, "x": True}
+    assert body["engine_options"] == {"num_blocks": 4, "kv_pool": "private"}
     assert Event.objects.get(subject_id=body["id"]).actor.startswith("user:operator-")
 
 

@@ -120,6 +120,8 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     ("get", "/api/v1/deployments", {}, True, True, True),
     ("get", "/api/v1/deployments/{deployment}", {}, True, True, True),
     ("post", "/api/v1/deployments/{deployment}/plan", {"replicas": 1}, True, True, True),
+    ("get", "/api/v1/engines", {}, True, True, True),
+    ("post", "/api/v1/deployments/import", {"text": "vllm serve m"}, False, True, True),
     ("get", "/api/v1/replicas", {}, True, True, True),
     ("get", "/api/v1/sessions", {}, True, True, True),
     ("get", "/api/v1/sessions/gateways", {}, True, True, True),

@@ -39,7 +39,7 @@ def operator() -> JsonClient:
 
 
 def wish_of(deployment: Deployment, **changes: Any) -> dict[str, Any]:
-    return {"deployment": str(deployment.pk), "engine_options": {"seed": 7}, **changes}
+    return {"deployment": str(deployment.pk), "engine_options": {"max_num_seqs": 7}, **changes}
 
 
 def test_plan_is_read_confirmed_and_carried_out(operator: JsonClient, deployment: Deployment) -> None:

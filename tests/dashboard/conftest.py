@@ -157,7 +157,7 @@ def make_import(node: Node, **changes: Any) -> ModelImport:
 
 def begin_rollout(deployment: Deployment) -> Rollout:
     """A rollout that has begun, of a deployment that runs its first release."""
-    wish, policy = ReleaseWish(engine_options={"seed": 2}), RolloutPolicy()
+    wish, policy = ReleaseWish(engine_options={"max_num_seqs": 2}), RolloutPolicy()
     plan = preview_rollout(deployment.pk, wish, policy, actor="user:olga", now=NOW)
     return create_rollout(
         deployment.pk, wish, policy, reason="faster", confirmed=plan.digest, actor="user:olga", now=NOW

@@ -108,7 +108,7 @@ def test_creating_a_deployment_reads_options_and_names_what_is_wrong(operator: C
         "model": str(model.pk),
         "replicas": 2,
         "engine": "torch",
-        "engine_options": "kv_blocks = 512\nflag=true\nname = x",
+        "engine_options": "num_blocks = 512\nkv_pool = private",
         "accelerators_per_replica": 1,
         "drain_seconds": 60,
         "start_seconds": 300,
@@ -119,7 +119,7 @@ def test_creating_a_deployment_reads_options_and_names_what_is_wrong(operator: C
     assert "is not “name = value”" in wrong.content.decode()
     create_as_planned(operator, form)
     made = Deployment.objects.get()
-    assert made.engine_options == {"kv_blocks": 512, "flag": True, "name": "x"}
+    assert made.engine_options == {"num_blocks": 512, "kv_pool": "private"}
     assert made.placement == {"nodes": ["gpu-1"]}
     assert operator.post(reverse("deployment_new"), form).status_code == 422
 

@@ -70,6 +70,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
         writes |= {"rollout_act", "weights_act", "weights_prewarm", "weights_storage"}
         writes |= {"weights_compiled", "weights_compiled_remove", "model_import_act"}
         forms |= {"model_import_new", "node_join", "installation_new", "rollout_new"}
+        forms |= {"deployment_import", "deployment_options"}
         expected = 405 if name in writes else 403 if name in forms else 200
         assert answer.status_code == expected, name
 
@@ -83,6 +84,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
         ("nodes", "Add a node"),
         ("deployment", "Plan scaling"),
         ("deployments", "New deployment"),
+        ("deployments", "Import a launch"),
         ("deployment", "Roll out…"),
         ("rollout", "Pause…"),
         ("replica", "Replace"),

@@ -64,7 +64,7 @@ def text_of(answer: Any) -> str:
 def test_nothing_begins_before_its_plan_was_read(operator: Client, deployment: Deployment) -> None:
     address = reverse("rollout_new", args=[deployment.pk])
     assert "Show the plan" in text_of(operator.get(address))
-    wish = FORM | {"model": str(deployment.model_id), "engine_options": "seed = 5"}
+    wish = FORM | {"model": str(deployment.model_id), "engine_options": "max_num_seqs = 5"}
     blind = operator.post(address, wish | {"step": "begin"})
     assert "nothing has been done yet" in text_of(blind)
     assert not Rollout.objects.exists()
@@ -80,7 +80,7 @@ def test_nothing_begins_before_its_plan_was_read(operator: Client, deployment: D
     assert (made.status, made.asked_by, made.to_release.engine_options) == (
         "running",
         "user:olga",
-        {"seed": 5},
+        {"max_num_seqs": 5},
     )
 
 
@@ -97,7 +97,7 @@ def test_nothing_begins_before_its_plan_was_read(operator: Client, deployment: D
 def test_what_makes_no_sense_is_said_beside_its_field(
     operator: Client, deployment: Deployment, changes: dict[str, str], said: str
 ) -> None:
-    wish = FORM | {"model": str(deployment.model_id), "engine_options": "seed = 5"} | changes
+    wish = FORM | {"model": str(deployment.model_id), "engine_options": "max_num_seqs = 5"} | changes
     answer = operator.post(reverse("rollout_new", args=[deployment.pk]), wish)
     assert answer.status_code == 422
     assert said in text_of(answer)
@@ -145,7 +145,7 @@ def test_deployment_page_shows_its_releases_and_the_rollout(operator: Client, de
     rollout = begin_rollout(deployment)
     shown = text_of(operator.get(reverse("deployment_rollouts", args=[deployment.pk])))
     assert reverse("rollout", args=[rollout.pk]) in shown
-    assert "seed = 2" in shown
+    assert "max_num_seqs = 2" in shown
     assert "new replicas run it" in shown
 
 

@@ -28,7 +28,7 @@ def replica() -> Replica:
     [made] = create_replicas(deployment.pk, 1, why="test", actor="test", now=NOW)
     old = deployment.releases.get(number=1)
     new = find_or_create_release(
-        deployment.pk, ReleaseWish(engine_options={"seed": 2}), actor="test", now=NOW
+        deployment.pk, ReleaseWish(engine_options={"max_num_seqs": 2}), actor="test", now=NOW
     )
     Rollout.objects.create(
         deployment=deployment,

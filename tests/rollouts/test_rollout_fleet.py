@@ -36,8 +36,8 @@ QUICK: dict[str, Any] = {
     "min_requests": 0,
     "sessions_wait_seconds": 0,
 }
-V2 = ReleaseWish(engine_options={"seed": 2})
-V3 = ReleaseWish(engine_options={"seed": 3})
+V2 = ReleaseWish(engine_options={"max_num_seqs": 2})
+V3 = ReleaseWish(engine_options={"max_num_seqs": 3})
 
 
 @dataclass
@@ -127,7 +127,7 @@ def test_deployment_moves_to_the_new_release_wave_by_wave(stage: Stage) -> None:
     assert min(least) >= 4, "with room for one more nobody is missing at any time"
     stage.deployment.refresh_from_db()
     assert stage.deployment.release_number == 2
-    assert stage.deployment.engine_options == {"seed": 2}
+    assert stage.deployment.engine_options == {"max_num_seqs": 2}
     waves = list(rollout.waves.order_by("number"))
     assert [wave.status for wave in waves] == ["passed"] * len(waves)
     assert waves[0].planned == 1, "the canary"

@@ -74,6 +74,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "cpu_count",
             "memory_bytes",
             "engines",
+            "engine_versions",
             "labels",
             "simulated",
             "mps_ready",

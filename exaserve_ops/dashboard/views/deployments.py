@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
-from django.db import transaction
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_http_methods, require_safe
 
 from exaserve_ops.dashboard.accelerators import asked_words, got_by, mps_words
 from exaserve_ops.dashboard.access import actor_of, requires
-from exaserve_ops.dashboard.forms import MIB, DeleteForm, DeploymentForm, ScaleForm
+from exaserve_ops.dashboard.forms import DeleteForm, ScaleForm
 from exaserve_ops.dashboard.kept import KeptAnswers
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.plans import PlanPreview, plan_now, preview_deletion, preview_scale
@@ -29,9 +27,8 @@ from exaserve_ops.dashboard.reading import (
 )
 from exaserve_ops.dashboard.simulation import simulated_replicas_of
 from exaserve_ops.lib import clock
-from exaserve_ops.lib.errors import ConflictError, InvalidInputError
+from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.accelerator_wish import ANY
 from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot
 from exaserve_ops.serving.domain.spread import view_spread
@@ -39,8 +36,6 @@ from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments
 from exaserve_ops.serving.selectors.rooms import wish_of
 from exaserve_ops.serving.services.deployments import (
-    DeploymentWish,
-    create_deployment,
     delete_deployment,
     update_deployment,
 )
@@ -50,12 +45,6 @@ CONFLICT = 409
 
 _outlooks: KeptAnswers[dict[str, Any]] = KeptAnswers()
 """By deployment and generation: of a large fleet they take a while, and every viewer asks."""
-_FORM_FIELDS = {
-    "slice_memory_bytes": "slice_memory_mib",
-    "mps_memory_bytes": "mps_memory_mib",
-    "replica_memory_bytes": "memory_mib",
-}
-"""What the form calls fields of a wish, where it asks in other units."""
 
 
 @require_safe
@@ -122,31 +111,6 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),
     }
     return render(request, "deployments/page.html", context)
-
-
-@require_http_methods(["GET", "HEAD", "POST"])
-@requires("serving.add_deployment")
-def deployment_new(request: HttpRequest) -> HttpResponse:
-    """Show the form of a new deployment, what making it would do, and make it when confirmed."""
-    form = DeploymentForm(request.POST or None, initial={"model": request.GET.get("model")})
-    context: dict[str, Any] = {"title": "New deployment", "form": form}
-    if request.method == "POST" and form.is_valid():
-        wish, actor = _wish_of(form.cleaned_data), actor_of(request)
-        confirmed = request.POST.get("step") == "create"
-        try:
-            if confirmed and request.POST.get("planned") == _digest_of(wish):
-                made = create_deployment(wish, actor=actor, now=clock.now())
-                messages.success(request, f"{made.name} is created; its replicas are being placed.")
-                return redirect("deployment", made.pk)
-            plan = _plan_of(wish, actor)
-            context |= {"plan": plan, "planned": _digest_of(wish), "overtaken": confirmed}
-        except InvalidInputError as error:
-            field = _FORM_FIELDS.get(error.field, error.field)
-            form.add_error(field if field in form.fields else None, error.message)
-        except ConflictError as error:
-            form.add_error("name", str(error))
-    status = 422 if form.errors else 200
-    return render(request, "deployments/new.html", context, status=status)
 
 
 @require_safe
@@ -224,26 +188,6 @@ def _with_simulated(deployments: Iterable[Deployment]) -> list[Any]:
     return rows
 
 
-def _plan_of(wish: DeploymentWish, actor: str) -> PlanPreview:
-    """Plan a deployment that does not exist: make it, look, and take it back.
-
-    So the plan stands on the very record that making it would leave. Raises as `create_deployment` does.
-    """
-    now = clock.now()
-    with transaction.atomic():
-        made = create_deployment(wish, actor=actor, now=now)
-        snapshot = deployment_snapshot(made.pk, active_sessions={}, now=now)
-        transaction.set_rollback(True)
-    if snapshot is None:
-        raise AssertionError("it was made just now")
-    return preview_scale(snapshot, wish.replicas, now=now, standbys=wish.standbys)
-
-
-def _digest_of(wish: DeploymentWish) -> str:
-    """Tells whether what is confirmed is what was planned."""
-    return hashlib.sha256(repr(wish).encode()).hexdigest()[:32]
-
-
 def _scale(request: HttpRequest, found: Deployment) -> HttpResponse:
     form = ScaleForm(request.POST)
     if not form.is_valid():
@@ -294,27 +238,3 @@ def _snapshot(found: Deployment) -> DeploymentSnapshot:
     if snapshot is None:
         raise Http404(f"{found.name} is deleted")
     return snapshot
-
-
-def _wish_of(data: dict[str, Any]) -> DeploymentWish:
-    return DeploymentWish(
-        name=data["name"],
-        model_id=data["model"].pk,
-        replicas=data["replicas"],
-        engine=data["engine"],
-        engine_options=data["engine_options"],
-        served_name=data["served_name"],
-        nodes=tuple(node.name for node in data["nodes"]),
-        replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
-        accelerators_per_replica=data["accelerators_per_replica"],
-        accelerator=data["accelerator"] or ANY,
-        slice_memory_bytes=(data["slice_memory_mib"] or 0) * MIB,
-        mps_thread_percent=data["mps_thread_percent"] or 0,
-        mps_memory_bytes=(data["mps_memory_mib"] or 0) * MIB,
-        drain_seconds=data["drain_seconds"],
-        start_seconds=data["start_seconds"] or 0,
-        stall_seconds=60 if data["stall_seconds"] is None else data["stall_seconds"],
-        standbys=data["standbys"] or 0,
-        drain_slow=data["drain_slow"],
-        balance_sessions=data["balance_sessions"],
-    )

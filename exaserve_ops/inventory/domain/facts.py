@@ -84,3 +84,5 @@ class NodeFacts:
     """An MPS control daemon answers, so replicas can have MPS shares."""
     mps_note: str = ""
     """What keeps MPS from being used, and what to do."""
+    engine_versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the engines that are no part of this product."""

@@ -25,7 +25,7 @@ from exaserve_ops.lib.hints import ring
 
 _TOLD = (
     *("hostname", "address", "agent_version", "boot_id", "cpu_count", "memory_bytes"),
-    *("engines", "labels", "simulated", "mps_ready", "mps_note"),
+    *("engines", "engine_versions", "labels", "simulated", "mps_ready", "mps_note"),
 )
 """What a Hello says of the node itself, under the same names as in the record."""
 _RECORD_SIGHTINGS = """

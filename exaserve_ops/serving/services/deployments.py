@@ -93,7 +93,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     for name in BOUNDS:
         _check_number(getattr(wish, name), name)
     check_engine(wish.engine)
-    check_options(wish.engine_options)
+    check_options(wish.engine, wish.engine_options, wish.accelerators_per_replica)
     _check_served_name(wish.served_name or model.name, model)
     memory_bytes = wish.replica_memory_bytes or default_memory_bytes(model, wish.engine)
     asked = _asked_of(

@@ -11,6 +11,9 @@ from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
 from exaserve_ops.serving.models import Model
 from workers.protocol.confidential import find_secret
+from workers.protocol.engines.kinds import EngineOptionError
+from workers.protocol.engines.option import EngineTable, option_arguments, read_version
+from workers.protocol.engines.tables import TABLES, accelerators_of, parallel_words
 
 BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
 LEAST_START_SECONDS = 300
@@ -27,8 +30,11 @@ def check_engine(engine: str) -> None:
     raise InvalidInputError("engine", f"no node offers '{engine}'; what there is: {known}")
 
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse values that no engine takes, and secrets. Raises `InvalidInputError`."""
+def check_options(engine: str, options: Mapping[str, Any], accelerators: int = 1) -> None:
+    """Refuse what the engine would not start with, and secrets. Raises `InvalidInputError`.
+
+    Every version that a node has is asked, since a replica may be placed on any of them.
+    """
     for name, value in options.items():
         if not isinstance(value, _ENGINE_OPTION_TYPES):
             raise InvalidInputError(f"engine_options.{name}", "give text, a number, true or false")
@@ -39,6 +45,37 @@ def check_options(options: Mapping[str, Any]) -> None:
                 f"{secret}: no secrets here, since options are shown and stand on a command line; an engine "
                 "gets its key from its agent",
             )
+    table = TABLES.get(engine)
+    if table is None:
+        return
+    _check_table(table, options)
+    needed = accelerators_of(engine, options)
+    if table.environment_prefixes and needed != accelerators:
+        raise InvalidInputError(
+            "accelerators_per_replica",
+            f"{parallel_words(engine, options)} need {needed} for each replica, not {accelerators}",
+        )
+
+
+def _check_table(table: EngineTable, options: Mapping[str, Any]) -> None:
+    nodes_by_version: dict[str, list[str]] = {}
+    if table.environment_prefixes:
+        for name, versions in Node.objects.filter(engines__contains=[table.engine]).values_list(
+            "name", "engine_versions"
+        ):
+            nodes_by_version.setdefault(versions.get(table.engine, ""), []).append(name)
+    for version, nodes in sorted(nodes_by_version.items()) or [("", [])]:
+        try:
+            option_arguments(table, options, read_version(version))
+        except EngineOptionError as error:
+            where = f" (on {_few(nodes)})" if len(nodes_by_version) > 1 else ""
+            name = f"engine_options.{error.option}" if error.option else "engine_options"
+            raise InvalidInputError(name, f"{error}{where}") from error
+
+
+def _few(names: list[str]) -> str:
+    shown, more = sorted(names)[:3], len(names) - 3
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
 
 
 def default_start_seconds(model: Model) -> int:

@@ -72,7 +72,7 @@ def _content_of(deployment: Deployment, wish: ReleaseWish) -> _Content:
     engine = wish.engine or deployment.engine
     check_engine(engine)
     options = dict(deployment.engine_options if wish.engine_options is None else wish.engine_options)
-    check_options(options)
+    check_options(engine, options, deployment.accelerators_per_replica)
     memory_bytes = wish.replica_memory_bytes or deployment.replica_memory_bytes
     if not wish.replica_memory_bytes and model.pk != deployment.model_id:
         # Enough for the old one may be too little for the new one, and the other way round is no harm.

@@ -23,7 +23,7 @@ from workers.engines.foreign_launch import (
 from workers.protocol import names
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import Version, option_arguments, read_version, whole
-from workers.protocol.engines.sglang import TABLE
+from workers.protocol.engines.sglang import TABLE, parallel_words, ranks
 
 ENTRY = Path(__file__).with_name("entry.py")
 NCCL = "nccl"
@@ -53,12 +53,6 @@ def check_options(options: EngineOptions, version: Version) -> None:
         )
 
 
-def ranks(options: EngineOptions) -> int:
-    """Accelerators that one replica takes on all its nodes."""
-    tp, pp, dp = (whole(options, name, 1) for name in ("tp_size", "pp_size", "dp_size"))
-    return tp * pp * (1 if options.get("enable_dp_attention") else dp)
-
-
 def port_blocks(options: EngineOptions) -> tuple[PortBlock, ...]:
     """What to lease: HTTP, the rendezvous with what is counted up from it, NCCL's, and those of events."""
     copies = whole(options, "dp_size", 1)
@@ -73,7 +67,7 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
     version = read_version(install.version)
     check_options(options, version)
     check_remote_code(options, context)
-    check_accelerators(_parallel_words(options), ranks(options), context)
+    check_accelerators(parallel_words(options), ranks(options), context)
     ports = first_ports(port_blocks(options), context.ports)
     arguments = [
         f"--model-path={context.model_dir}",
@@ -92,11 +86,6 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
         "SGLANG_HOST_IP": context.host,
     }
     return Launch(argv, environment)
-
-
-def _parallel_words(options: EngineOptions) -> str:
-    told = [f"{name} {options[name]}" for name in ("tp_size", "pp_size", "dp_size") if name in options]
-    return " and ".join(told) or "tp_size 1"
 
 
 def _rendezvous_arguments(context: LaunchContext, ports: Mapping[str, int]) -> list[str]:

@@ -20,7 +20,7 @@ from workers.engines.foreign_launch import (
 )
 from workers.protocol.engines.kinds import EngineOptionError, JsonOption
 from workers.protocol.engines.option import Version, option_arguments, read_version, whole
-from workers.protocol.engines.vllm import NIXL_CONNECTORS, TABLE
+from workers.protocol.engines.vllm import NIXL_CONNECTORS, TABLE, parallel_words, ranks
 
 ENTRY = Path(__file__).with_name("entry.py")
 INTERNAL, DATA_PARALLEL, NIXL = "internal", "data parallel", "nixl"
@@ -53,13 +53,6 @@ def check_options(options: EngineOptions, version: Version) -> None:
         )
 
 
-def ranks(options: EngineOptions) -> int:
-    """Accelerators that one replica takes on all its nodes."""
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    sizes = [whole(options, name, 1) for name in names]
-    return sizes[0] * sizes[1] * sizes[2]
-
-
 def port_blocks(options: EngineOptions) -> tuple[PortBlock, ...]:
     """What to lease: HTTP, what vLLM chooses among by itself, and one per copy of what copies have each."""
     copies = whole(options, "data_parallel_size", 1)
@@ -78,7 +71,7 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
     version = read_version(install.version)
     check_options(options, version)
     check_remote_code(options, context)
-    check_accelerators(_parallel_words(options), ranks(options), context)
+    check_accelerators(parallel_words(options), ranks(options), context)
     ports = first_ports(port_blocks(options), context.ports)
     arguments = [
         f"--model={context.model_dir}",
@@ -94,12 +87,6 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
     ]
     argv = (str(install.python), "-P", str(ENTRY), *arguments)
     return Launch(argv, _environment(options, context, install, ports))
-
-
-def _parallel_words(options: EngineOptions) -> str:
-    names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-    told = [f"{name} {options[name]}" for name in names if name in options]
-    return " and ".join(told) or "tensor_parallel_size 1"
 
 
 def _rank_arguments(context: LaunchContext) -> list[str]:

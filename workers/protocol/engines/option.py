@@ -164,26 +164,24 @@ def extra_arguments(table: EngineTable, options: Options) -> list[str]:
         # The command line can be read by everyone on the machine.
         raise EngineOptionError(f"{EXTRA_ARGUMENTS} may not hold a secret ({secret})", EXTRA_ARGUMENTS)
     for argument in arguments:
-        _check_extra(table, argument.partition("=")[0])
+        objection = extra_objection(table, argument.partition("=")[0])
+        if objection:
+            raise EngineOptionError(objection, EXTRA_ARGUMENTS)
     return arguments
 
 
-def _check_extra(table: EngineTable, flag: str) -> None:
+def extra_objection(table: EngineTable, flag: str) -> str:
+    """Why a flag may not stand among extra arguments; empty if it may, or is no flag."""
     if not flag.startswith("-") or _is_number(flag):
-        return
+        return ""
     # `--config.key=value` sets one key of a flag that takes an object.
     wanted = _dashed(flag).partition(".")[0]
-    for own in table.agents_flags:
-        if _means(wanted, own):
-            raise EngineOptionError(
-                f"{EXTRA_ARGUMENTS} may not hold {flag}: the agent decides that", EXTRA_ARGUMENTS
-            )
+    if any(_means(wanted, own) for own in table.agents_flags):
+        return f"{EXTRA_ARGUMENTS} may not hold {flag}: the agent decides that"
     typed = table.find_flag(wanted) if table.environment_prefixes else None
-    if typed is not None:
-        raise EngineOptionError(
-            f"{EXTRA_ARGUMENTS} holds {flag}, which is an option of its own: say {typed.name} = … instead",
-            EXTRA_ARGUMENTS,
-        )
+    if typed is None:
+        return ""
+    return f"{EXTRA_ARGUMENTS} holds {flag}, which is an option of its own: say {typed.name} = … instead"
 
 
 def _means(flag: str, own: str) -> bool:

@@ -10,7 +10,7 @@ from workers.protocol.engines.kinds import (
     SwitchOption,
     TextOption,
 )
-from workers.protocol.engines.option import EngineOption, EngineTable
+from workers.protocol.engines.option import EngineOption, EngineTable, Options, whole
 
 SGLANG = "sglang"
 NEWEST = (0, 5, 23)
@@ -20,6 +20,7 @@ LOAD_FORMATS = (
     *("mistral", "layered", "flash_rl", "fastsafetensors", "instanttensor", "runai_streamer", "expert_pack"),
 )
 STORAGE = ("file", "mooncake", "hf3fs", "nixl", "aibrix", "shm", "mori", "simm", "eic", "seaweedfs")
+_SIZES = ("tp_size", "pp_size", "dp_size")
 _RANKS = IntegerOption(1, 1024)
 _TOKENS = IntegerOption(1, 1_000_000_000)
 
@@ -291,3 +292,14 @@ TABLE = EngineTable(
     ),
     agents_environment=("SGLANG_HOST_IP", "SGLANG_PORT", "SGLANG_ALLOW_REQUEST_HOST_OVERRIDE"),
 )
+
+
+def ranks(options: Options) -> int:
+    """Accelerators that one replica takes on all its nodes."""
+    tp, pp, dp = (whole(options, name, 1) for name in _SIZES)
+    return tp * pp * (1 if options.get("enable_dp_attention") else dp)
+
+
+def parallel_words(options: Options) -> str:
+    """What decides on them, as it was said."""
+    return " and ".join(f"{name} {options[name]}" for name in _SIZES if name in options) or f"{_SIZES[0]} 1"

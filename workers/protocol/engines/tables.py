@@ -1,10 +1,32 @@
-"""The tables of all engines whose options are known, by name."""
+"""The tables of all engines whose options are known, by name, and what options say together."""
 
 from __future__ import annotations
 
 from workers.protocol.engines import own, sglang, vllm
-from workers.protocol.engines.option import EngineTable
+from workers.protocol.engines.option import EngineTable, Options
 
 TABLES: dict[str, EngineTable] = {
     table.engine: table for table in (own.TORCH_TABLE, vllm.TABLE, sglang.TABLE, own.SIMULATED_TABLE)
 }
+
+
+def accelerators_of(engine: str, options: Options) -> int:
+    """Accelerators that one replica with these options takes, on all its nodes."""
+    match engine:
+        case vllm.VLLM:
+            return vllm.ranks(options)
+        case sglang.SGLANG:
+            return sglang.ranks(options)
+        case _:
+            return 1
+
+
+def parallel_words(engine: str, options: Options) -> str:
+    """What decides on that number, as it was said; empty for engines that always take one."""
+    match engine:
+        case vllm.VLLM:
+            return vllm.parallel_words(options)
+        case sglang.SGLANG:
+            return sglang.parallel_words(options)
+        case _:
+            return ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from workers.protocol.engines.kinds import (
     ChoiceOption,
     IntegerOption,
@@ -10,7 +12,7 @@ from workers.protocol.engines.kinds import (
     SwitchOption,
     TextOption,
 )
-from workers.protocol.engines.option import EngineOption, EngineTable
+from workers.protocol.engines.option import EngineOption, EngineTable, Options, whole
 
 VLLM = "vllm"
 NEWEST = (0, 33)
@@ -29,6 +31,7 @@ CONNECTORS = (
     *("FlexKVConnectorV1", "HF3FSKVConnector", "MoRIIOConnector", "ExampleConnector"),
 )
 NIXL_CONNECTORS = tuple(name for name in CONNECTORS if name.startswith("Nixl"))
+_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 ROLES = ("kv_both", "kv_producer", "kv_consumer")
 _RANKS = IntegerOption(1, 1024)
 _GIB = NumberOption(0.0, 65_536.0)
@@ -352,3 +355,13 @@ TABLE = EngineTable(
         *("VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
     ),
 )
+
+
+def ranks(options: Options) -> int:
+    """Accelerators that one replica takes on all its nodes."""
+    return prod(whole(options, name, 1) for name in _SIZES)
+
+
+def parallel_words(options: Options) -> str:
+    """What decides on them, as it was said."""
+    return " and ".join(f"{name} {options[name]}" for name in _SIZES if name in options) or f"{_SIZES[0]} 1"
