@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help up venv venv-dev chromium sshd test lint format types fast search outages namespaces rollouts vllm cuda browser screenshots clean
+.PHONY: help up venv venv-dev chromium sshd test lint format types fast search outages namespaces rollouts rolling vllm cuda browser screenshots clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -77,8 +77,11 @@ outages: venv-dev ## Take stores, leaders and nodes away, and see the fleet come
 namespaces: venv-dev ## Send weights over slow links that are made for it, with faults: two minutes. Needs root.
 	@$(BIN)/python -m pytest -m namespaces tests/weights $(ARGS)
 
-rollouts: venv-dev ## Roll releases over real engines, and 1,000 times over a simulated fleet: an hour.
-	@$(BIN)/python -m pytest -m rollouts tests/rollouts -n $(WORKERS) $(ARGS)
+rollouts: venv-dev ## Roll releases over a simulated fleet, with 1,000 seeds: half an hour.
+	@$(BIN)/python -m pytest -m rollouts tests/rollouts/test_rollout_simulation.py -n $(WORKERS) $(ARGS)
+
+rolling: venv-dev ## Roll good and bad releases over real engines under load, and kill what rolls them: 20 minutes.
+	@$(BIN)/python -m pytest -m rollouts tests/rollouts/test_rolling_*.py $(ARGS)
 
 vllm: venv-dev ## Real vLLM on the processor, and the parsers of vLLM and SGLang: minutes; installs 3.5 GB once.
 	@if [ -z "$${EXAOPS_VLLM_PYTHON:-}" ]; then .ci/foreign-engines .venv-vllm $(BIN)/python; fi

@@ -66,7 +66,7 @@ class Turn(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
     completion_tokens: int | None = None
     continued_from: tuple[str, ...] = ()
-    streamed: bool = False
+    streamed_events: int = 0
 
 
 class TurnLog:

@@ -22,8 +22,8 @@ class TurnRecorder:
         if not batch:
             return
         turns = [PositionedTurn(position, turn) for position, turn in batch]
-        record_turns(turns)
         count_answers(turns)
+        record_turns(turns)
         self._source.ack([position for position, _ in batch])
         for _, turn in batch:
             self._live.count_request(

@@ -288,8 +288,8 @@ class Exchange:
         if payload and self._account.ttft_seconds is None:
             self._account.ttft_seconds = now - self._account.started_seconds
             self._note_computed()
-        if self._lease is not None and self._answer.is_stream:
-            self._lease.note_stream(payload)
+        if self._answer.is_stream:
+            self._note_events(payload.count(b"\n\n"))
         if written := self._answer.relay(passed, payload):
             self._write(written)
         if self._answer.is_over:
@@ -503,8 +503,14 @@ class Exchange:
         usage = self._answer.usage()
         if self._lease is not None:
             self._lease.end(usage)
-        self._account.close(outcome, slot, usage, streamed=self._answer.is_stream)
+        self._account.close(outcome, slot, usage)
         self._release()
+
+    def _note_events(self, count: int) -> None:
+        """So many events of a stream went by."""
+        self._account.streamed_events += count
+        if self._lease is not None:
+            self._lease.note_stream(count)
 
     def _note_computed(self) -> None:
         """The prompt is computed, or will not be: it keeps nobody waiting any more."""

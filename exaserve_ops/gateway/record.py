@@ -15,7 +15,15 @@ class Account:
 
     __slots__ = (
         *("_ask", "_request", "_shared", "_started_at_unix_seconds"),
-        *("attempts", "continued_from", "started_seconds", "status", "ttft_seconds", "why"),
+        *(
+            "attempts",
+            "continued_from",
+            "started_seconds",
+            "status",
+            "streamed_events",
+            "ttft_seconds",
+            "why",
+        ),
     )
 
     def __init__(self, shared: Shared, request: Request, ask: Ask) -> None:
@@ -26,13 +34,14 @@ class Account:
         self._started_at_unix_seconds = shared.wall_clock()
         self.started_seconds = shared.clock()
         self.ttft_seconds: float | None = None
+        self.streamed_events = 0
         self.attempts = 0
         self.status = 0
         self.why = ""
         self.continued_from: tuple[str, ...] = ()
         """Replicas that broke off in the middle of the answer."""
 
-    def close(self, outcome: str, slot: ReplicaSlot | None, usage: Usage, *, streamed: bool = False) -> None:
+    def close(self, outcome: str, slot: ReplicaSlot | None, usage: Usage) -> None:
         """Count it, and write it down as a turn."""
         shared, request, ask = self._shared, self._request, self._ask
         shared.counters.outcomes[outcome] += 1
@@ -64,7 +73,7 @@ class Account:
                 usage.cached_tokens,
                 usage.completion_tokens,
                 self.continued_from,
-                streamed,
+                self.streamed_events,
             )
         )
 

@@ -344,6 +344,7 @@ async def test_each_request_becomes_a_turn_with_its_usage(world: World) -> None:
         assert turn_record.cached_tokens == 4
         assert turn_record.ttft_seconds is not None
         assert 0 < turn_record.ttft_seconds <= turn_record.duration_seconds
+    assert (first.streamed_events, second.streamed_events) == (3, 0)
     assert (first.session_id, first.path) == ("s", "/v1/chat/completions")
     assert (second.session_id, second.path) == ("", "/v1/completions")
 

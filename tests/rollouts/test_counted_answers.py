@@ -15,7 +15,7 @@ from exaserve_ops.routing.domain.records import TurnRecord
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.releases import ReleaseWish, find_or_create_release
 from exaserve_ops.serving.services.replicas import create_replicas
-from exaserve_ops.sessions.services import PositionedTurn
+from exaserve_ops.sessions.services import PositionedTurn, record_turns
 from tests.fakes.fleet import NOW, make_deployment
 
 pytestmark = pytest.mark.django_db
@@ -75,7 +75,7 @@ class Turns:
             "prompt_tokens": 500,
             "cached_tokens": 480,
             "completion_tokens": 11,
-            "streamed": True,
+            "streamed_events": 13,
         }
         return PositionedTurn(f"{self._positions}-0", TurnRecord(**(fields | changes)))
 
@@ -95,13 +95,23 @@ def told(replica: Replica) -> tuple[int, int, dict[str, int], int]:
 def test_durations_are_kept_by_what_was_computed_and_how_it_was_answered(
     replica: Replica, turns: Turns
 ) -> None:
-    turns.count({}, {"cached_tokens": 0}, {"streamed": False}, {"cached_tokens": None})
+    turns.count({}, {"cached_tokens": 0}, {"streamed_events": 0}, {"cached_tokens": None})
     assert told(replica) == (
         4,
         0,
         {"stream:64": 1, "stream:1024": 1, "whole:64": 1, "stream:unknown": 1},
         3,
     )
+
+
+def test_conversation_that_arrives_from_elsewhere_is_a_kind_of_its_own_where_nothing_else_is_known(
+    replica: Replica, turns: Turns
+) -> None:
+    [other] = create_replicas(replica.deployment_id, 1, why="test", actor="test", now=NOW)
+    unknown: dict[str, Any] = {"cached_tokens": None}
+    record_turns([turns.positioned({"replica_id": str(other.pk)})])
+    turns.count(unknown, unknown, {"session_id": "new"} | unknown, {"session_id": ""} | unknown)
+    assert told(replica)[2] == {"stream:arrived": 1, "stream:unknown": 3}
 
 
 def test_slots_add_up(replica: Replica, turns: Turns) -> None:

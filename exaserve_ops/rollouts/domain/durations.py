@@ -18,17 +18,20 @@ P95 = 0.95
 LEAST_OLD = 5
 """Old answers of a kind that are too few to say how long its answers take."""
 _UPPER_TOKENS = (64, 256, 1024, 4096, 16384)
-_MORE, _UNKNOWN = "more", "unknown"
+_MORE, _UNKNOWN, _ARRIVED = "more", "unknown", "arrived"
 
 ByKind = Mapping[str, Buckets]
 """Durations by kind of answer, see `kind_of`."""
 
 
-def kind_of(*, streamed: bool, computed_tokens: int | None) -> str:
-    """The kind of an answer: how it was given, and how many tokens of its prompt were computed, about."""
+def kind_of(*, streamed: bool, computed_tokens: int | None, arrived: bool = False) -> str:
+    """The kind of an answer: how it was given, and how many tokens of its prompt were computed, about.
+
+    Where nobody says so (`None`), all that is known is whether the conversation has `arrived` from elsewhere.
+    """
     how = "stream" if streamed else "whole"
     if computed_tokens is None:
-        return f"{how}:{_UNKNOWN}"
+        return f"{how}:{_ARRIVED if arrived else _UNKNOWN}"
     return f"{how}:{next((str(upper) for upper in _UPPER_TOKENS if computed_tokens <= upper), _MORE)}"
 
 

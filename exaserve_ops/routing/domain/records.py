@@ -133,5 +133,5 @@ class TurnRecord:
     completion_tokens: int | None = None
     continued_from: tuple[str, ...] = ()
     """Replicas that broke off in the middle of the answer, in order; this one gave the rest."""
-    streamed: bool = False
-    """The answer came as events: when each token came is known, and `ttft_seconds` is that of the first."""
+    streamed_events: int = 0
+    """Events that the answer came as, about one a token; 0: it came whole, all its tokens at once."""
