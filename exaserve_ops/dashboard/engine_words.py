@@ -47,6 +47,7 @@ def told_of(load: Mapping[str, Any]) -> list[ToldRow]:
         ToldRow("TTFT p99", _or_nothing(bounded(load, "ttft_p99_seconds"))),
         _waiting(load),
         _capacity(load),
+        *_cached(load),
         ToldRow("Sleep", _SLEEP.get(load.get("sleep_state", ""), load.get("sleep_state", ""))),
         _preemptions(load),
         _outcomes(load),
@@ -83,6 +84,18 @@ def _capacity(load: Mapping[str, Any]) -> ToldRow:
     if load.get("kv_capacity_is_estimate"):
         details.append("worked out of labels, may be off where layers differ")
     return ToldRow("KV room", f"{number(tokens, 0)} tokens", ", ".join(details))
+
+
+def _cached(load: Mapping[str, Any]) -> list[ToldRow]:
+    """Only of engines that publish their KV events; without them the hit rate says how well it works."""
+    tokens = load.get("kv_cached_tokens")
+    if tokens is None:
+        return []
+    idle = load.get("kv_evicted_idle_seconds")
+    detail = (
+        "nothing had to go yet" if idle is None else f"what went last had been unused for {duration(idle)}"
+    )
+    return [ToldRow("Cached prefixes", f"{number(tokens, 0)} tokens", detail)]
 
 
 def _preemptions(load: Mapping[str, Any]) -> ToldRow:

@@ -45,6 +45,8 @@ def test_all_that_real_engines_tell_is_said_in_words() -> None:
         kv_capacity_tokens=116_496,
         kv_block_tokens=16,
         kv_capacity_is_estimate=True,
+        kv_cached_tokens=4096,
+        kv_evicted_idle_seconds=40.0,
         preemptions_total=3.0,
         preemptions_per_second=0.5,
         outcomes_total={"length": 2.0, "stop": 7.0, "odd_one": 1.0},
@@ -56,6 +58,7 @@ def test_all_that_real_engines_tell_is_said_in_words() -> None:
     assert told["Waiting for"] == "capacity 70 · deferred 2"
     assert told["Sleep"] == "asleep, weights in host memory"
     assert told["KV room"].startswith("116 496 tokens in blocks of 16, worked out of labels")
+    assert told["Cached prefixes"] == "4 096 tokens what went last had been unused for 40 s"
     assert told["Set back for lack of room"] == "3 since it started 0.50 a second now"
     assert told["Requests ended"].startswith("finished 7 · reached their limit 2 · odd one 1")
     assert told["Cache beyond its own"].startswith("552 tokens found since it started 92 %")

@@ -195,7 +195,7 @@ def test_each_copy_of_a_replica_has_event_ports_of_its_own() -> None:
     assert len({first.port, first.replay_port, second.port, second.replay_port}) == 4
     assert VLLM.kv_event_sources({}, ports) == ()
     told = json.loads(flags(VLLM.build_launch(options, context_for(VLLM, options)))["--kv-events-config"])
-    assert told["endpoint"] == f"tcp://*:{first.port}"
+    assert told["endpoint"] == f"tcp://[::ffff:127.0.0.1]:{first.port}"
 
 
 def test_control_paths_are_open_only_where_a_standby_is_to_sleep() -> None:

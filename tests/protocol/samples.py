@@ -294,6 +294,7 @@ _TELEMETRY_1_6 = msgspec.structs.replace(
     queue_p95_seconds=0.5,
     waiting_by_reason={"capacity": 2.0},
     sleep_state="awake",
+    kv_cached_tokens=4096,
     kv_capacity_tokens=8192,
     kv_capacity_is_estimate=True,
     external_hit_ratio=0.75,

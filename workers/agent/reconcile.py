@@ -11,14 +11,15 @@ from pathlib import Path
 
 from workers.agent import logs
 from workers.agent.attempts import AttemptRunner
+from workers.agent.journal import AttemptRow
 from workers.agent.observed import observe
 from workers.agent.scraper import Scraper, Target
 from workers.agent.snapshot import Observer, Snapshot
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Decision, Policy, plan
-from workers.engines.base import EngineAdapter
+from workers.engines.base import EngineAdapter, KvEventSource, PublishesKvEvents
 from workers.protocol.observed import ReplicaObserved, UnknownProcess
-from workers.protocol.wish import WantedState
+from workers.protocol.wish import ReplicaSpec, WantedState
 
 _INTERVAL_SECONDS = 0.5
 _PASSES = 3
@@ -126,6 +127,7 @@ class Reconciler:
                         leader=row.leader,
                         label=self._runner.label(*row.key),
                         api_key=self._runner.api_key(*row.key),
+                        kv_sources=_kv_sources(adapter, snapshot.specs.get(row.replica_id), row),
                         was_ready_at_seconds=row.ready_at,
                     )
                 )
@@ -143,6 +145,18 @@ class Reconciler:
         self._logs_checked_at = now
         for row in snapshot.attempts.values():
             logs.cut_if_overgrown(Path(row.log_file), self._log_cap_bytes)
+
+
+def _kv_sources(
+    adapter: EngineAdapter, spec: ReplicaSpec | None, row: AttemptRow
+) -> tuple[KvEventSource, ...]:
+    """Where an attempt publishes its KV events; nowhere known once its replica is not wanted any more."""
+    if spec is None or not isinstance(adapter, PublishesKvEvents):
+        return ()
+    try:
+        return adapter.kv_event_sources(spec.engine_options, row.ports)
+    except ValueError:  # other options were launched than are wanted now: it is about to be replaced
+        return ()
 
 
 def _needs(snapshot: Snapshot) -> set[str]:

@@ -8,14 +8,15 @@ import threading
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import urllib3
 
 from workers.agent import processes
 from workers.agent.facts import Probe
+from workers.agent.kv_listener import KvListener
 from workers.agent.probing import Answer, Outcome, ProbeState, advance
-from workers.engines.base import EngineAdapter, EngineSample
+from workers.engines.base import EngineAdapter, EngineSample, KvEventSource
 
 WINDOW_SECONDS = 10.0
 _READY_INTERVAL_SECONDS = 1.0
@@ -46,6 +47,8 @@ class Target:
     leader: processes.ProcessId
     label: processes.LaunchLabel
     api_key: str = field(repr=False)
+    kv_sources: tuple[KvEventSource, ...] = ()
+    """Where its engine publishes which KV blocks come and go."""
     was_ready_at_seconds: float | None = None
     """Set for an attempt that was ready before this agent started: it still is until shown not."""
 
@@ -67,6 +70,7 @@ class Scraper:
         self._lock = threading.Lock()
         self._watched: dict[Key, _Watched] = {}
         self._wake = threading.Event()
+        self._kv = KvListener()
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="probe")
         self._thread = threading.Thread(target=self._run, name="scraper", daemon=True)
@@ -82,6 +86,7 @@ class Scraper:
         if self._thread.ident is not None:
             self._thread.join()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._kv.stop()
         self.watch(())
 
     def watch(self, targets: Iterable[Target]) -> None:
@@ -95,6 +100,7 @@ class Scraper:
                 self._watched[key] = _begin(wanted[key])
         if fresh:
             self._wake.set()
+        self._kv.watch({key: target.kv_sources for key, target in wanted.items()})
 
     def state(self, key: Key) -> ProbeState:
         """Return what is known of one attempt."""
@@ -123,6 +129,9 @@ class Scraper:
         try:
             outcome = _ask(watched)
             now = time.monotonic()
+            if outcome.sample is not None:
+                sample = self._kv.complete(watched.target.key, outcome.sample, now=now)
+                outcome = replace(outcome, sample=sample)
             with self._lock:
                 watched.state = advance(watched.state, outcome, now=now, window_seconds=WINDOW_SECONDS)
         except Exception:  # top of a probe: one replica's odd answer must not end the others'

@@ -119,7 +119,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class KvEventSource:
-    """Where one rank publishes its KV events: ZMQ ports on the replica's address."""
+    """Where one rank publishes its KV events: ZMQ ports on the node's loopback."""
 
     rank: int
     port: int
@@ -154,6 +154,8 @@ class EngineSample:
     kv_used_ratio: float | None = None
     kv_evicted_idle_seconds: float | None = None
     """How long ago the block that was evicted last had been used."""
+    kv_cached_tokens: int | None = None
+    """Tokens of distinct prefixes in its cache, as its KV events tell."""
     kv_total_blocks: int | None = None
     kv_block_tokens: int | None = None
     kv_capacity_tokens: int | None = None

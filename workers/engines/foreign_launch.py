@@ -27,6 +27,15 @@ def first_ports(blocks: Sequence[PortBlock], ports: Sequence[int]) -> dict[str, 
     return {block.purpose: ports[end - block.count] for block, end in zip(blocks, ends, strict=True)}
 
 
+def event_endpoint(port: int) -> str:
+    """Where KV events are published: on loopback, since they tell what prompts consist of.
+
+    Engines listen only where an address has `*` or `::` in it, and connect elsewhere; this one has both
+    what they look for and no other reader than this node.
+    """
+    return f"tcp://[::ffff:127.0.0.1]:{port}"
+
+
 def in_url(host: str) -> str:
     """A host as it stands before a port: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host

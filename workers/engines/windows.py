@@ -138,6 +138,7 @@ def measure_window(
         kv_evicted_idle_seconds=new.kv_evicted_idle_seconds,
         waiting_by_reason=_told(new.waiting_by_reason),
         sleep_state=new.sleep_state,
+        kv_cached_tokens=new.kv_cached_tokens,
         kv_capacity_tokens=new.kv_capacity_tokens,
         kv_capacity_is_estimate=new.kv_capacity_is_estimate,
         external_hit_ratio=window.hit_ratio("external"),

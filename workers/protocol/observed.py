@@ -118,6 +118,8 @@ class ReplicaTelemetry(Part, frozen=True, kw_only=True):
     """Requests in the queue by why they wait; empty where all wait for the same, or none does."""
     sleep_state: str = ""
     """`awake`, or what the engine has let go: `weights_offloaded`, `discard_all`; empty: not told."""
+    kv_cached_tokens: int | None = None
+    """Tokens of distinct prefixes in cache, of an engine that publishes which blocks come and go."""
     kv_capacity_tokens: int | None = None
     kv_capacity_is_estimate: bool = False
     """Worked out of labels that need not hold for every layer of the model."""

@@ -16,6 +16,7 @@ from workers.engines.foreign_launch import (
     base_environment,
     check_accelerators,
     check_remote_code,
+    event_endpoint,
     first_ports,
     in_url,
     require_with,
@@ -106,9 +107,8 @@ def _event_arguments(options: EngineOptions, ports: Mapping[str, int]) -> list[s
         return []
     settings = {
         "publisher": "zmq",
-        # It binds where the address is a wildcard, and connects elsewhere.
-        "endpoint": f"tcp://*:{ports[KV_EVENTS]}",
-        "replay_endpoint": f"tcp://*:{ports[KV_REPLAY]}",
+        "endpoint": event_endpoint(ports[KV_EVENTS]),
+        "replay_endpoint": event_endpoint(ports[KV_REPLAY]),
         "topic": KV_TOPIC,
     }
     return [f"--kv-events-config={json.dumps(settings, separators=(',', ':'))}"]

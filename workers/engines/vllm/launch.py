@@ -15,6 +15,7 @@ from workers.engines.foreign_launch import (
     base_environment,
     check_accelerators,
     check_remote_code,
+    event_endpoint,
     first_ports,
     require_with,
 )
@@ -158,9 +159,8 @@ def _event_arguments(options: EngineOptions, ports: Mapping[str, int]) -> list[s
     settings = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
-        # It binds where the address is a wildcard, and connects elsewhere.
-        "endpoint": f"tcp://*:{ports[KV_EVENTS]}",
-        "replay_endpoint": f"tcp://*:{ports[KV_REPLAY]}",
+        "endpoint": event_endpoint(ports[KV_EVENTS]),
+        "replay_endpoint": event_endpoint(ports[KV_REPLAY]),
         "topic": KV_TOPIC,
     }
     return [f"--kv-events-config={json.dumps(settings, separators=(',', ':'))}"]
