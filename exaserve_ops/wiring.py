@@ -14,6 +14,7 @@ from django.core.exceptions import ValidationError
 from exaserve_ops.adapters.agentlink import CeleryAgentLink
 from exaserve_ops.adapters.compiled_folder import CompiledFolder
 from exaserve_ops.adapters.doorbell import PostgresDoorbell
+from exaserve_ops.adapters.engine_probe import HttpEngineProbe
 from exaserve_ops.adapters.gateway_reports import GatewayReportReader
 from exaserve_ops.adapters.leadership import LeaderLease
 from exaserve_ops.adapters.live_store import RedisLivePublisher, RedisLiveReader
@@ -98,6 +99,7 @@ def build_controllers() -> Controllers:
             installations=build_installation_ports(),
             store_users=build_store_user_keeper(),
             move_limits=_move_limits(),
+            engine_probe=HttpEngineProbe(keys),
         )
     )
 

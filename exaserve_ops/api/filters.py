@@ -30,6 +30,8 @@ from exaserve_ops.serving.models import Model as ServedModel
 from exaserve_ops.sessions.domain.moves import RELOCATION
 from exaserve_ops.sessions.domain.relocation import TRIGGERS
 from exaserve_ops.sessions.models import InferenceSession, Relocation
+from exaserve_ops.validation.domain.lifecycle import VALIDATION
+from exaserve_ops.validation.models import Validation
 
 
 class StableOrdering(OrderingFilter):
@@ -224,6 +226,22 @@ class ReleaseFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters 
     class Meta:
         model = Release
         fields: ClassVar[list[str]] = ["deployment", "model", "number", "engine"]
+
+
+class ValidationFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?status=go&model=<id>&engine=vllm`."""
+
+    status = filters.MultipleChoiceFilter(choices=VALIDATION.choices)
+    model = filters.UUIDFilter(field_name="model_id")
+    engine = filters.CharFilter(method="_on", label="Tried on this engine.")
+
+    class Meta:
+        model = Validation
+        fields: ClassVar[list[str]] = ["status", "model", "engine"]
+
+    def _on(self, rows: QuerySet[Validation], name: str, engine: str) -> QuerySet[Validation]:  # noqa: ARG002 - django_filters' signature
+        """Those that try an engine."""
+        return rows.filter(engines__contains=[engine])
 
 
 class RolloutFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

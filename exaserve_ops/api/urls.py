@@ -21,6 +21,7 @@ from exaserve_ops.api.views.records import EventViewSet, SessionViewSet
 from exaserve_ops.api.views.relocations import RelocationViewSet
 from exaserve_ops.api.views.replicas import ReplicaViewSet
 from exaserve_ops.api.views.rollouts import ReleaseViewSet, RolloutViewSet
+from exaserve_ops.api.views.validations import ValidationViewSet
 from exaserve_ops.api.views.weights import ModelWeightsViewSet
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
@@ -37,6 +38,7 @@ _router.register("sessions", SessionViewSet, basename="api-session")
 _router.register("relocations", RelocationViewSet, basename="api-relocation")
 _router.register("releases", ReleaseViewSet, basename="api-release")
 _router.register("rollouts", RolloutViewSet, basename="api-rollout")
+_router.register("validations", ValidationViewSet, basename="api-validation")
 _router.register("incidents", IncidentViewSet, basename="api-incident")
 _router.register("events", EventViewSet, basename="api-event")
 _router.register("keys", ApiKeyViewSet, basename="api-key")

@@ -52,6 +52,8 @@ from exaserve_ops.controllers.rollouts import RolloutDriver
 from exaserve_ops.controllers.rollups import RollupRecorder
 from exaserve_ops.controllers.slowness import LOOK_EVERY_SECONDS, SlowWatch
 from exaserve_ops.controllers.turns import TurnRecorder
+from exaserve_ops.controllers.validations import LOOK_EVERY_SECONDS as VALIDATION_LOOK_SECONDS
+from exaserve_ops.controllers.validations import EngineProbe, ValidationDriver
 from exaserve_ops.controllers.weights import LOOK_EVERY_SECONDS as WEIGHTS_LOOK_SECONDS
 from exaserve_ops.controllers.weights import WeightsKeeper
 from exaserve_ops.health.models import NodeLease
@@ -131,6 +133,8 @@ class Adapters:
     store_users: store_users.StoreUserKeeper | None
     """Keeps a user in Redis for each node; `None` where all nodes share one password."""
     move_limits: MoveLimits
+    engine_probe: EngineProbe
+    """Asks engines directly, for validations."""
 
 
 class Controllers:
@@ -163,6 +167,7 @@ class Controllers:
         self._reach = ReachRecorder(adapters.reach, adapters.place_token)
         self._drains = DrainWatch(self._queue)
         self._rollouts = RolloutDriver(self._queue)
+        self._validations = ValidationDriver(self._state, adapters.engine_probe)
         self._installations = Installations(adapters.installations, self._stop)
 
     def stop(self) -> None:
@@ -226,6 +231,7 @@ class Controllers:
             self._thread("reach", self._reach.step, 0.5),
             self._thread("drains", self._drains.step, 1.0),
             self._thread("rollouts", self._rollouts.step, ROLLOUT_LOOK_SECONDS),
+            self._thread("validations", self._validations.step, VALIDATION_LOOK_SECONDS),
             self._thread("installations", self._installations.step, 1.0),
             *self._user_threads(),
             self._thread("reconcile-urgent", self._work_urgently, 0.0),

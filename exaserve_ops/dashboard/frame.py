@@ -67,6 +67,13 @@ RAIL = (
         "serving.view_model",
         ("model", "model_new", "model_imports", "model_import", "model_import_new"),
     ),
+    RailItem(
+        "validations",
+        "check",
+        "Validations",
+        "validation.view_validation",
+        ("validation", "validation_new"),
+    ),
     RailItem("weights", "weights", "Weights", "weights.view_nodeweights", ("weights_of_model",)),
     RailItem("capacity", "capacity", "Capacity", "serving.view_model"),
     RailItem("incidents", "alert", "Incidents", "health.view_incident", ("incident",)),

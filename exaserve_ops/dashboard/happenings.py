@@ -144,6 +144,14 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "wave_retry": "tries a wave again",
         "waves_added": "has more waves",
     },
+    "validation": {
+        "created": "was asked for",
+        "start": "began",
+        "check_failed": "has a failed check",
+        "pass": "says go",
+        "fail": "says no-go",
+        "cancel": "was cancelled",
+    },
     "installation": {
         "offered": "waits for its host key to be confirmed",
         "recognised": "has a known host key",

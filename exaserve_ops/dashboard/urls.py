@@ -26,6 +26,7 @@ from exaserve_ops.dashboard.views import (
     rollouts,
     sessions,
     swarms,
+    validations,
     weights,
 )
 
@@ -105,6 +106,17 @@ urlpatterns = [
     path("rollouts/<uuid:rollout_id>/progress", rollouts.rollout_progress, name="rollout_progress"),
     path("rollouts/<uuid:rollout_id>/figure", rollouts.rollout_figure, name="rollout_figure"),
     path("rollouts/<uuid:rollout_id>/act", rollouts.rollout_act, name="rollout_act"),
+    path("models/<uuid:model_id>/validate", validations.validation_new, name="validation_new"),
+    path("models/<uuid:model_id>/validations", validations.model_validations, name="model_validations"),
+    path("validations", validations.validations, name="validations"),
+    path("validations/<uuid:validation_id>", validations.validation, name="validation"),
+    path(
+        "validations/<uuid:validation_id>/progress",
+        validations.validation_progress,
+        name="validation_progress",
+    ),
+    path("validations/<uuid:validation_id>/figure", validations.validation_figure, name="validation_figure"),
+    path("validations/<uuid:validation_id>/cancel", validations.validation_cancel, name="validation_cancel"),
     path("deployments/<uuid:deployment_id>/pool", pool.deployment_pool, name="deployment_pool"),
     path(
         "deployments/<uuid:deployment_id>/plan",

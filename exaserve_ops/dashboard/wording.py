@@ -19,6 +19,7 @@ from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
+from exaserve_ops.validation.domain.lifecycle import CHECK, VALIDATION
 
 THIN_SPACE = "\u202f"
 MISSING = "\u2013"
@@ -108,6 +109,20 @@ _LOOKS = {
         "passed": ("good", "circle"),
         "failed": ("bad", "cross"),
     },
+    "validation": {
+        "queued": ("idle", "ring"),
+        "running": ("busy", "half"),
+        "go": ("good", "circle"),
+        "no_go": ("bad", "cross"),
+        "cancelled": ("idle", "bar"),
+    },
+    "check": {
+        "waiting": ("idle", "ring"),
+        "checking": ("busy", "half"),
+        "passed": ("good", "circle"),
+        "failed": ("bad", "cross"),
+        "skipped": ("idle", "bar"),
+    },
     "weights": {
         "absent": ("idle", "ring"),
         "waiting": ("idle", "half"),
@@ -164,6 +179,8 @@ _LIFECYCLES: dict[str, Lifecycle] = {
     "rollout": ROLLOUT,
     "wave": WAVE,
     "model_import": MODEL_IMPORT,
+    "validation": VALIDATION,
+    "check": CHECK,
 }
 
 

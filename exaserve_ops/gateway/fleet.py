@@ -12,6 +12,7 @@ from exaserve_ops.gateway.settings import GatewaySettings
 from exaserve_ops.gateway.upstream import UpstreamPool, authority
 from exaserve_ops.routing.domain import markdown, policy
 from exaserve_ops.routing.domain.records import NodeFacts, ReplicaFacts, RouteRecord
+from exaserve_ops.serving.domain.trials import is_private
 from workers.protocol import digests
 
 FACTS_LIFETIME_SECONDS = 10.0
@@ -291,8 +292,9 @@ class Fleet:
         return ReplicaSlot(record, pool, token)
 
     def _regroup(self, now: float) -> None:
-        # Nobody new goes to those that do not accept; their open streams need no group.
-        accepting = [slot for slot in self._slots.values() if slot.record.accepts_new]
+        # Nobody new goes to those that do not accept; their open streams need no group. Trials are nobody's.
+        routed = (slot for slot in self._slots.values() if not is_private(slot.record.model))
+        accepting = [slot for slot in routed if slot.record.accepts_new]
         self._groups = _grouped(slot for slot in accepting if not slot.record.is_left)
         self._left_groups = _grouped(slot for slot in accepting if slot.record.is_left)
         for model in self._groups.keys() | self._left_groups.keys():

@@ -13,6 +13,7 @@ from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
 from exaserve_ops.routing.domain.records import KeyRecord, RouteRecord
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.reach import CLOSED
+from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Deployment, Replica
 
 _ROUTED = (states.READY, states.DRAINING)
@@ -44,7 +45,8 @@ def routes() -> dict[str, RouteRecord]:
 def served_models() -> frozenset[str]:
     """Names that clients may ask for."""
     wanted = Deployment.objects.filter(status=states.ACTIVE, replicas__gt=0)
-    return frozenset(wanted.values_list("served_name", flat=True))
+    names = wanted.values_list("served_name", flat=True)
+    return frozenset(name for name in names if not is_private(name))
 
 
 def inference_keys(*, now: datetime) -> dict[str, KeyRecord]:

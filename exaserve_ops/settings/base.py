@@ -12,6 +12,7 @@ from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.steps import ACTIONS
 from exaserve_ops.settings.env import read_environment
+from exaserve_ops.validation.domain.lifecycle import CHECK, VALIDATION
 
 ENV = read_environment()
 BASE_DIR = Path(__file__).resolve().parents[2]
@@ -31,6 +32,7 @@ INSTALLED_APPS = [
     "exaserve_ops.weights",
     "exaserve_ops.serving",
     "exaserve_ops.sessions",
+    "exaserve_ops.validation",
     "exaserve_ops.rollouts",
     "exaserve_ops.dashboard",
     "exaserve_ops.api",
@@ -168,6 +170,8 @@ SPECTACULAR_SETTINGS = {
         "ReplicaStatus": REPLICA.choices,
         "RolloutStatus": ROLLOUT.choices,
         "WaveStatus": WAVE.choices,
+        "ValidationStatus": VALIDATION.choices,
+        "CheckStatus": CHECK.choices,
         "InstallationStatus": INSTALLATION.choices,
         "InstallationWork": "exaserve_ops.inventory.models.NodeInstallation.Action",
         "PlanAction": [(action, action) for action in ACTIONS],

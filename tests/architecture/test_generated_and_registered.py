@@ -20,6 +20,7 @@ from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeH
 from exaserve_ops.rollouts.models import ReleaseAnswers, Wave, WaveMember
 from exaserve_ops.serving.models import CompiledSet, FoundPart, ModelFile, ModelManifest, NodeWish
 from exaserve_ops.telemetry.models import ReplicaMinute
+from exaserve_ops.validation.models import ValidationCheck
 from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 from tests.fakes.routes import all_routes
 
@@ -45,6 +46,7 @@ NOT_OVER_REST = {
     ),
     ReleaseAnswers: "judged by gates, drawn on pages",
     ReplicaMinute: "drawn on pages",
+    ValidationCheck: "shown with its validation",
     Wave: "shown with its rollout",
     WaveMember: "shown with its rollout",
 }

@@ -30,6 +30,7 @@ from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry
+from exaserve_ops.validation.services import ValidationWish, ask_validation
 from exaserve_ops.weights.domain.held import StoreSight
 from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 from tests.fakes.world import NOW, make_deployment, make_node, make_user
@@ -129,6 +130,12 @@ def world(operator: Client) -> World:  # noqa: ARG001 - opens the database
     return {
         "import_id": make_import(node).pk,
         "rollout_id": begin_rollout(deployment).pk,
+        "validation_id": ask_validation(
+            ValidationWish(model_id=deployment.model_id, engines=("torch",)),
+            reason="new weights",
+            actor="user:olga",
+            now=NOW,
+        ).pk,
         "node_id": node.pk,
         "incident_id": open_incident(
             "mass_silence", scope="fleet", node_ids=[], evidence="all at once", actor="test", now=NOW

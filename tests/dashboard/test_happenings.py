@@ -19,10 +19,11 @@ from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
 from exaserve_ops.serving.domain.observed import ObservedExit
+from exaserve_ops.validation.domain.lifecycle import VALIDATION
 
 KINDS = (
     *("node", "accelerator", "replica", "deployment", "installation", "ssh_host_key"),
-    *("incident", "controllers", "api_key", "model", "model_import", "rollout"),
+    *("incident", "controllers", "api_key", "model", "model_import", "rollout", "validation"),
 )
 
 
@@ -37,6 +38,7 @@ KINDS = (
         ("incident", INCIDENT),
         ("rollout", ROLLOUT),
         ("model_import", MODEL_IMPORT),
+        ("validation", VALIDATION),
     ],
     ids=lambda value: value.name if isinstance(value, Lifecycle) else "",
 )

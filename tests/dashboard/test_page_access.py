@@ -71,6 +71,8 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
         writes |= {"weights_compiled", "weights_compiled_remove", "model_import_act"}
         forms |= {"model_import_new", "node_join", "installation_new", "rollout_new"}
         forms |= {"deployment_import", "deployment_options"}
+        writes |= {"validation_cancel"}
+        forms |= {"validation_new"}
         expected = 405 if name in writes else 403 if name in forms else 200
         assert answer.status_code == expected, name
 
@@ -87,6 +89,8 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
         ("deployments", "Import a launch"),
         ("deployment", "Roll out…"),
         ("rollout", "Pause…"),
+        ("validation", "Cancel…"),
+        ("model", "Validate…"),
         ("replica", "Replace"),
         ("models", "Register a model"),
         ("model_imports", "Import a model"),

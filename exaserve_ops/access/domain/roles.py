@@ -14,7 +14,7 @@ MANAGE_KEYS_OF_OTHERS = "access.manage_keys_of_others"
 FLEET_APPS = frozenset(
     {
         *("access", "audit", "health", "inventory", "inference_sessions", "rollouts", "serving"),
-        *("telemetry", "weights"),
+        *("telemetry", "validation", "weights"),
     }
 )
 """Labels of the product's own apps."""
@@ -46,6 +46,8 @@ _OPERATOR_CHANGES = frozenset(
         "serving.change_replica",
         "serving.delete_deployment",
         "serving.change_model",
+        "validation.add_validation",
+        "validation.change_validation",
         "weights.add_weightsclaim",
         "weights.change_weightsclaim",
         "weights.delete_weightsclaim",

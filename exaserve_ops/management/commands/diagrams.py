@@ -19,6 +19,7 @@ from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
 from exaserve_ops.sessions.domain.moves import RELOCATION
+from exaserve_ops.validation.domain.lifecycle import CHECK, VALIDATION
 
 LIFECYCLES = (
     DEPLOYMENT,
@@ -31,6 +32,8 @@ LIFECYCLES = (
     ROLLOUT,
     WAVE,
     MODEL_IMPORT,
+    VALIDATION,
+    CHECK,
 )
 
 _HEAD = """\

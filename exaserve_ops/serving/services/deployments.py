@@ -15,6 +15,7 @@ from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
+from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX, is_private
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.options import (
     check_engine,
@@ -82,6 +83,8 @@ class DeploymentWish:
     spill: bool = False
     """Whole cards may be taken while no slice is free, for `spill_reason`."""
     spill_reason: str = ""
+    is_trial: bool = False
+    """It is made to try an engine, and its served name is no client's."""
 
 
 @transaction.atomic
@@ -94,7 +97,8 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
         _check_number(getattr(wish, name), name)
     check_engine(wish.engine)
     check_options(wish.engine, wish.engine_options, wish.accelerators_per_replica)
-    _check_served_name(wish.served_name or model.name, model)
+    if not wish.is_trial:
+        _check_served_name(wish.served_name or model.name, model)
     memory_bytes = wish.replica_memory_bytes or default_memory_bytes(model, wish.engine)
     asked = _asked_of(
         {name: getattr(wish, name) for name in _ASKED}, memory_bytes, wish.accelerators_per_replica
@@ -132,6 +136,10 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
 
 def _check_served_name(name: str, model: Model) -> None:
     """Refuse a name that already stands for other bytes: clients could not tell who answers."""
+    if is_private(name):
+        raise InvalidInputError(
+            "served_name", f"no name may begin with '{PRIVATE_PREFIX}': no client reaches it"
+        )
     others = Deployment.objects.filter(served_name=name, status=ACTIVE).exclude(model__digest=model.digest)
     other = others.select_related("model").first()
     if other is not None:

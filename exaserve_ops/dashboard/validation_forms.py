@@ -1,0 +1,88 @@
+"""The form of a validation. It checks shapes; services check meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import forms
+
+from exaserve_ops.dashboard.forms import MIB, read_options
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.serving.domain.engine_launch import SGLANG, TORCH, VLLM
+from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.services.options import BUILT_IN_ENGINES
+from exaserve_ops.validation.services import MOST_AT_ONCE, MOST_IDLE_SECONDS, ValidationWish
+
+_FIRST = (TORCH, VLLM, SGLANG)
+
+
+def engine_choices() -> list[tuple[str, str]]:
+    """Engines that can be tried: those that nodes offer, the usual ones first."""
+    offered = {name for names in Node.objects.values_list("engines", flat=True) for name in names}
+    known = sorted(offered | BUILT_IN_ENGINES, key=lambda name: (_place(name), name))
+    return [(name, f"{name} (simulated)" if name.startswith("simulated") else name) for name in known]
+
+
+def _place(name: str) -> int:
+    return _FIRST.index(name) if name in _FIRST else len(_FIRST)
+
+
+class ValidationForm(forms.Form):
+    """On which engines a model is tried, and how hard."""
+
+    engines = forms.MultipleChoiceField(
+        widget=forms.CheckboxSelectMultiple,
+        help_text="One after the other; with two or more their answers are compared.",
+    )
+    engine_options = forms.CharField(
+        required=False,
+        widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
+        help_text="One “name = value” a line, for all engines that are tried. Empty: as usual.",
+    )
+    memory_mib = forms.IntegerField(
+        min_value=0,
+        required=False,
+        label="Memory per replica, MiB",
+        help_text="Empty: computed from the model.",
+    )
+    accelerators_per_replica = forms.IntegerField(
+        min_value=1, max_value=1024, initial=1, label="Accelerators per replica"
+    )
+    nodes = forms.CharField(
+        max_length=300, required=False, help_text="Names, separated by commas. Empty: any node with room."
+    )
+    most_at_once = forms.IntegerField(
+        min_value=1, max_value=MOST_AT_ONCE, initial=32, label="Requests at once, at most",
+        help_text="Where the concurrency ramp ends.",
+    )  # fmt: skip
+    idle_seconds = forms.IntegerField(
+        min_value=0, max_value=MOST_IDLE_SECONDS, initial=30, label="Rest, seconds",
+        help_text="Before it is seen whether the first answer afterwards is as quick.",
+    )  # fmt: skip
+    reason = forms.CharField(max_length=300, label="Why")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Django's signature
+        super().__init__(*args, **kwargs)
+        field = self.fields["engines"]
+        if isinstance(field, forms.MultipleChoiceField):
+            field.choices = engine_choices()
+
+    def clean_engine_options(self) -> dict[str, Any]:
+        """Read lines of `name = value`."""
+        return read_options(self.cleaned_data["engine_options"])
+
+
+def wish_of(model: Model, data: dict[str, Any]) -> ValidationWish:
+    """What the form asks for."""
+    engines = tuple(data["engines"])
+    options = data["engine_options"]
+    return ValidationWish(
+        model_id=model.pk,
+        engines=engines,
+        engine_options=dict.fromkeys(engines, options) if options else {},
+        replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
+        accelerators_per_replica=data["accelerators_per_replica"],
+        nodes=tuple(name.strip() for name in data["nodes"].split(",") if name.strip()),
+        idle_seconds=data["idle_seconds"],
+        most_at_once=data["most_at_once"],
+    )

@@ -1,0 +1,107 @@
+"""A validation as its page shows it: checks by engine, and curves. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from exaserve_ops.dashboard.figures import Figure
+from exaserve_ops.validation.domain.catalogue import BY_NAME, CONCURRENCY, CONTEXT
+from exaserve_ops.validation.models import ValidationCheck
+
+
+@dataclass(frozen=True, slots=True)
+class ShownCheck:
+    """One row of the report."""
+
+    check: ValidationCheck
+    title: str
+    asks: str
+    took_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownGroup:
+    """Checks of one engine, or of the model."""
+
+    engine: str
+    rows: tuple[ShownCheck, ...]
+
+    @property
+    def done(self) -> int:
+        """How many have an outcome."""
+        return sum(row.check.ended_at is not None for row in self.rows)
+
+
+def groups_of(checks: Iterable[ValidationCheck]) -> tuple[ShownGroup, ...]:
+    """Checks by what they ask, in the order in which they run: the model's first."""
+    groups: dict[str, list[ShownCheck]] = {}
+    for check in checks:
+        kind = BY_NAME[check.name]
+        took = None
+        if check.began_at is not None and check.ended_at is not None:
+            took = (check.ended_at - check.began_at).total_seconds()
+        groups.setdefault(check.engine, []).append(ShownCheck(check, kind.title, kind.asks, took))
+    return tuple(ShownGroup(engine, tuple(rows)) for engine, rows in groups.items())
+
+
+def curves_figure(checks: Iterable[ValidationCheck]) -> Figure:
+    """Four panels: tokens a second, TTFT and time between tokens by requests at once; TTFT by context."""
+    rows = list(checks)
+    engines = list(dict.fromkeys(row.engine for row in rows if row.engine))
+    ramps = {row.engine: row.details.get("levels", ()) for row in rows if row.name == CONCURRENCY}
+    contexts = {row.engine: row.details.get("curve", ()) for row in rows if row.name == CONTEXT}
+    panels = (
+        ("Tokens a second, by requests at once", ramps, "at_once", "tokens_per_second", ""),
+        ("TTFT p95, by requests at once", ramps, "at_once", "ttft_p95_seconds", " s"),
+        ("Time between tokens, by requests at once", ramps, "at_once", "itl_seconds", " s"),
+        ("TTFT, by tokens of context", contexts, "tokens", "ttft_seconds", " s"),
+    )
+    figure: Figure = {"data": [], "layout": {"showlegend": False, "annotations": []}}
+    for number, (title, told, across, up, suffix) in enumerate(panels):
+        _add_panel(figure, number, title, suffix)
+        for colour, engine in enumerate(engines):
+            points = told.get(engine) or ()
+            if points:
+                figure["data"].append(_line(engine, points, (across, up), number, colour))
+    return figure if figure["data"] else {"data": [], "layout": {}}
+
+
+def _add_panel(figure: Figure, number: int, title: str, suffix: str) -> None:
+    column, row = number % 2, number // 2
+    name = "" if number == 0 else str(number + 1)
+    left, bottom = column * 0.55, (1 - row) * 0.58
+    figure["layout"][f"xaxis{name}"] = {"domain": [left, left + 0.45], "anchor": f"y{name}", "nticks": 6}
+    figure["layout"][f"yaxis{name}"] = {
+        "domain": [bottom, bottom + 0.36],
+        "anchor": f"x{name}",
+        "rangemode": "tozero",
+        "nticks": 4,
+        "ticksuffix": suffix,
+    }
+    figure["layout"]["annotations"].append(
+        {
+            "text": title, "x": left, "y": bottom + 0.37, "xref": "paper", "yref": "paper",
+            "xanchor": "left", "yanchor": "bottom", "showarrow": False,
+        }
+    )  # fmt: skip
+
+
+def _line(
+    engine: str, points: Sequence[Mapping[str, Any]], keys: tuple[str, str], number: int, colour: int
+) -> Figure:
+    name = "" if number == 0 else str(number + 1)
+    across, up = keys
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": engine,
+        "x": [point.get(across) for point in points],
+        "y": [point.get(up) for point in points],
+        "xaxis": f"x{name}",
+        "yaxis": f"y{name}",
+        "hovertemplate": "%{y:.4~g} at %{x}<extra>%{fullData.name}</extra>",
+        "line": {"width": 1.5},
+        "meta": {"colour": colour},
+    }

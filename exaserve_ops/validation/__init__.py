@@ -1,0 +1,1 @@
+"""Validation: whether a model serves here, on which engines, and how well, before anybody depends on it."""

@@ -1,0 +1,92 @@
+"""What answers mean: same or not, from where on, and by how little. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+NEAR_TIE_NATS = 0.05
+"""Two tokens nearer than this in log-probability are a tie that rounding decides.
+
+An element of bfloat16 has 8 bits of mantissa; logits of some 20 differ by about a 1/16 through rounding.
+"""
+KNEE_RATIO = 0.95
+"""So much of the best throughput is as good as the best: beyond it only waiting grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Divergence:
+    """Where two answers to one prompt part."""
+
+    prompt: int
+    place: int
+    """Of the first token that differs."""
+    tokens: tuple[int | None, int | None]
+    """`None`: one answer had ended."""
+    gap_nats: float | None
+    """Between both in log-probability; `None`: no engine told."""
+
+    @property
+    def is_near_tie(self) -> bool:
+        """Whether rounding alone explains it."""
+        return self.gap_nats is not None and self.gap_nats <= NEAR_TIE_NATS
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """Place of the first token that differs, or that only one of them has; `None` where they are the same."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def find_divergences(
+    one: Sequence[Sequence[int]],
+    other: Sequence[Sequence[int]],
+    alternatives: Sequence[Sequence[Mapping[int, float]]] = (),
+) -> tuple[Divergence, ...]:
+    """Compare answers prompt by prompt; `alternatives` are of one engine, by prompt and place."""
+    found = []
+    for prompt, (a, b) in enumerate(zip(one, other, strict=True)):
+        place = first_difference(a, b)
+        if place is None:
+            continue
+        tokens = (a[place] if place < len(a) else None, b[place] if place < len(b) else None)
+        told = alternatives[prompt] if prompt < len(alternatives) else ()
+        found.append(
+            Divergence(prompt, place, tokens, _gap(tokens, told[place] if place < len(told) else {}))
+        )
+    return tuple(found)
+
+
+def _gap(tokens: tuple[int | None, int | None], told: Mapping[int, float]) -> float | None:
+    values = [told.get(token) for token in tokens if token is not None]
+    if len(values) != len(tokens) or any(value is None for value in values):
+        return None
+    first, second = (value for value in values if value is not None)
+    return abs(first - second)
+
+
+def quantile(values: Sequence[float], rank: float) -> float | None:
+    """Nearest-rank quantile; `None` of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(rank * len(ordered)) - 1)] if ordered else None
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What so many requests at once brought."""
+
+    at_once: int
+    tokens_per_second: float
+    ttft_p50_seconds: float | None
+    ttft_p95_seconds: float | None
+    itl_seconds: float | None
+
+
+def find_knee(levels: Sequence[Level]) -> Level | None:
+    """The fewest requests at once that bring nearly the most tokens a second; `None` of no levels."""
+    best = max((level.tokens_per_second for level in levels), default=0.0)
+    good = [level for level in levels if level.tokens_per_second >= KNEE_RATIO * best]
+    return min(good, key=lambda level: level.at_once, default=None)

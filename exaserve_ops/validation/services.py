@@ -1,0 +1,248 @@
+"""Writing of validations: what people ask for, and what their steps find."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from django.db import transaction
+
+from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.lib.errors import ConflictError, InvalidInputError
+from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX
+from exaserve_ops.serving.models import Deployment, Model
+from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, delete_deployment
+from exaserve_ops.serving.services.options import check_engine, check_options
+from exaserve_ops.validation.domain import lifecycle as states
+from exaserve_ops.validation.domain.asking import Finding
+from exaserve_ops.validation.domain.catalogue import BY_NAME, plan_checks
+from exaserve_ops.validation.domain.lifecycle import CHECK, VALIDATION
+from exaserve_ops.validation.models import Validation, ValidationCheck
+
+ACTOR = "controller:validations"
+MOST_ENGINES = 4
+MOST_AT_ONCE = 1024
+MOST_IDLE_SECONDS = 3600
+_TRIAL_DRAIN_SECONDS = 10
+_REASON_CHARACTERS = 500
+_WHY_CHARACTERS = 1000
+_FIGURE_CHARACTERS = 200
+_EVENT_OF = {states.PASSED: "pass", states.FAILED: "fail", states.SKIPPED: "skip"}
+
+
+@dataclass(frozen=True, slots=True)
+class ValidationWish:
+    """What somebody asks for."""
+
+    model_id: UUID
+    engines: tuple[str, ...]
+    engine_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By engine."""
+    replica_memory_bytes: int = 0
+    accelerators_per_replica: int = 1
+    nodes: tuple[str, ...] = ()
+    idle_seconds: int = 30
+    most_at_once: int = 32
+
+
+@transaction.atomic
+def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: datetime) -> Validation:
+    """Record a validation; it begins by itself. Raises `InvalidInputError` or `ConflictError`."""
+    model = Model.objects.select_for_update().filter(pk=wish.model_id).first()
+    if model is None:
+        raise InvalidInputError("model", "no such model is registered")
+    _check_wish(wish, reason)
+    live = Validation.objects.filter(
+        model=model, status__in=VALIDATION.live, engines__overlap=list(wish.engines)
+    )
+    if live.exists():
+        raise ConflictError(f"a validation of {model.name} on one of these engines has not ended")
+    validation = Validation.objects.create(
+        model=model,
+        engines=list(dict.fromkeys(wish.engines)),
+        engine_options={engine: dict(options) for engine, options in wish.engine_options.items()},
+        replica_memory_bytes=wish.replica_memory_bytes,
+        accelerators_per_replica=wish.accelerators_per_replica,
+        nodes=list(wish.nodes),
+        idle_seconds=wish.idle_seconds,
+        most_at_once=wish.most_at_once,
+        reason=reason.strip()[:_REASON_CHARACTERS],
+        asked_by=actor[:120],
+        created_at=now,
+        status_changed_at=now,
+    )
+    ValidationCheck.objects.bulk_create(
+        ValidationCheck(validation=validation, position=position, name=check.name, engine=check.engine)
+        for position, check in enumerate(plan_checks(validation.engines), 1)
+    )
+    told = f"{model.name} on {', '.join(validation.engines)}: {validation.reason}"
+    record_event(subject_of(validation), "created", actor=actor, now=now, reason=told)
+    ring("validation", validation.pk)
+    return validation
+
+
+def _check_wish(wish: ValidationWish, reason: str) -> None:
+    if not reason.strip():
+        raise InvalidInputError("reason", "say why; it stands in the history")
+    if not 1 <= len(set(wish.engines)) <= MOST_ENGINES:
+        raise InvalidInputError("engines", f"name one to {MOST_ENGINES} engines")
+    for engine in wish.engines:
+        check_engine(engine)
+    for engine, options in wish.engine_options.items():
+        if engine not in wish.engines:
+            raise InvalidInputError("engine_options", f"'{engine}' is not among the engines")
+        check_options(engine, options, wish.accelerators_per_replica)
+    bounds = (
+        ("idle_seconds", wish.idle_seconds, 0, MOST_IDLE_SECONDS),
+        ("most_at_once", wish.most_at_once, 1, MOST_AT_ONCE),
+        ("replica_memory_bytes", wish.replica_memory_bytes, 0, 1 << 50),
+        ("accelerators_per_replica", wish.accelerators_per_replica, 1, 1024),
+    )
+    for name, value, least, most in bounds:
+        if not least <= value <= most:
+            raise InvalidInputError(name, f"give a whole number from {least:,} to {most:,}")
+
+
+@transaction.atomic
+def cancel_validation(validation_id: UUID, *, reason: str, actor: str, now: datetime) -> Validation:
+    """End a validation before its last check; what it runs is cleared away.
+
+    Raises `InvalidInputError` without a reason, `IllegalTransitionError` where it has ended.
+    """
+    if not reason.strip():
+        raise InvalidInputError("reason", "say why; it stands in the history")
+    return advance_validation(validation_id, "cancel", why=reason, actor=actor, now=now)
+
+
+@transaction.atomic
+def advance_validation(validation_id: UUID, event: str, *, why: str, actor: str, now: datetime) -> Validation:
+    """Move on by one event, under the row's lock. Raises `IllegalTransitionError`."""
+    rows = Validation.objects.select_related("model").select_for_update(of=("self",))
+    validation = rows.get(pk=validation_id)
+    before, validation.status = validation.status, VALIDATION.next(validation.status, event)
+    validation.why, validation.waits_for = why[:_WHY_CHARACTERS], ""
+    validation.status_changed_at = now
+    if validation.status == states.RUNNING:
+        validation.started_at = now
+    if validation.status in VALIDATION.final:
+        validation.ended_at = now
+        _skip_rest(validation, now)
+    validation.save(
+        update_fields=["status", "why", "waits_for", "status_changed_at", "started_at", "ended_at"]
+    )
+    moved = (before, validation.status)
+    record_event(subject_of(validation), event, actor=actor, now=now, moved=moved, reason=why)
+    ring("validation", validation.pk)
+    return validation
+
+
+def _skip_rest(validation: Validation, now: datetime) -> None:
+    why = "the validation was ended first"
+    for check in validation.checks.exclude(status__in=CHECK.final):
+        advance_check(check, "skip", now=now, finding=Finding(states.SKIPPED, why=why))
+
+
+def advance_check(
+    check: ValidationCheck, event: str, *, now: datetime, finding: Finding | None = None
+) -> None:
+    """Move a check on by one event, with what it found. Its validation is locked.
+
+    Raises `IllegalTransitionError` where it has an outcome already.
+    """
+    check.status = CHECK.next(check.status, event)
+    if finding is None:
+        check.began_at = now
+    else:
+        check.figure, check.limit = finding.figure[:_FIGURE_CHARACTERS], finding.limit[:_FIGURE_CHARACTERS]
+        check.why, check.details = finding.why[:_WHY_CHARACTERS], dict(finding.details)
+        check.began_at, check.ended_at = check.began_at or now, now
+    check.save()
+
+
+@transaction.atomic
+def begin_check(validation: Validation, position: int, *, now: datetime) -> None:
+    """Write down that a check runs; once more where the one that ran it is gone."""
+    advance_check(_lock(validation, position), "begin", now=now)
+    Validation.objects.filter(pk=validation.pk).update(waits_for="")
+    ring("validation", validation.pk)
+
+
+@transaction.atomic
+def record_finding(validation: Validation, position: int, finding: Finding, *, now: datetime) -> None:
+    """Write down what a check found. Raises `IllegalTransitionError` where it has an outcome already."""
+    check = _lock(validation, position)
+    advance_check(check, _EVENT_OF[finding.outcome], now=now, finding=finding)
+    if check.status == states.FAILED:
+        title = BY_NAME[check.name].title
+        told = f"{title} on {check.engine}: {check.why}" if check.engine else f"{title}: {check.why}"
+        record_event(subject_of(validation), "check_failed", actor=ACTOR, now=now, reason=told)
+    ring("validation", validation.pk)
+
+
+def _lock(validation: Validation, position: int) -> ValidationCheck:
+    # The validation first: who ends it waits for the check, and the check finds it ended.
+    held = Validation.objects.select_for_update().get(pk=validation.pk)
+    if held.status != states.RUNNING:
+        raise ConflictError(f"the validation is {held.status} by now")
+    return ValidationCheck.objects.select_for_update().get(validation=validation, position=position)
+
+
+@transaction.atomic
+def make_trial(validation: Validation, engine: str, *, now: datetime) -> Deployment:
+    """Ask for the deployment of one replica that an engine is tried in; no client can ask for it by name.
+
+    Raises `InvalidInputError` where there can be none.
+    """
+    held = Validation.objects.select_for_update(of=("self",)).select_related("trial").get(pk=validation.pk)
+    if held.trial is not None:
+        return held.trial
+    if held.status != states.RUNNING:
+        raise ConflictError(f"the validation is {held.status} by now")
+    name = f"validation-{str(held.pk)[:8]}-{engine}-{secrets.token_hex(2)}"
+    wish = DeploymentWish(
+        name=name[:60],
+        model_id=held.model_id,
+        replicas=1,
+        engine=engine,
+        engine_options=held.engine_options.get(engine, {}),
+        served_name=f"{PRIVATE_PREFIX}{secrets.token_hex(16)}",
+        nodes=tuple(held.nodes),
+        replica_memory_bytes=held.replica_memory_bytes,
+        accelerators_per_replica=held.accelerators_per_replica,
+        drain_seconds=_TRIAL_DRAIN_SECONDS,
+        balance_sessions=False,
+        is_trial=True,
+    )
+    deployment = create_deployment(wish, actor=ACTOR, now=now)
+    Validation.objects.filter(pk=held.pk).update(trial=deployment)
+    ring("validation", held.pk)
+    return deployment
+
+
+@transaction.atomic
+def end_trial(validation: Validation, *, now: datetime) -> None:
+    """Delete what an engine was tried in."""
+    held = Validation.objects.select_for_update(of=("self",)).select_related("trial").get(pk=validation.pk)
+    if held.trial is not None:
+        delete_deployment(held.trial.pk, actor=ACTOR, now=now, reason="the engine was tried")
+
+
+def forget_trial(validation: Validation) -> None:
+    """Take note that nothing of it is left."""
+    Validation.objects.filter(pk=validation.pk).update(trial=None)
+
+
+def note_wait(validation: Validation, why: str) -> None:
+    """Write down what it waits for, where that changed."""
+    changed = Validation.objects.filter(pk=validation.pk).exclude(waits_for=why[:_WHY_CHARACTERS])
+    changed.update(waits_for=why[:_WHY_CHARACTERS])
+
+
+def subject_of(validation: Validation) -> Subject:
+    """The audit subject of a validation."""
+    return Subject("validation", str(validation.pk), f"validation of {validation.model.name}")

@@ -1,0 +1,106 @@
+"""Validations over REST: asked for, read as a report, cancelled; bad wishes are told what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from exaserve_ops.audit.models import Event
+from exaserve_ops.serving.models import Model
+from exaserve_ops.validation.domain.asking import Finding
+from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
+from exaserve_ops.validation.models import Validation
+from exaserve_ops.validation.services import advance_validation, record_finding
+from tests.fakes.world import NOW, JsonClient, client_with_key, make_model, make_node, make_user
+
+pytestmark = pytest.mark.django_db
+
+VALIDATIONS = "/api/v1/validations"
+
+
+@pytest.fixture
+def model() -> Model:
+    make_node("gpu-1")
+    return make_model()
+
+
+@pytest.fixture
+def operator() -> JsonClient:
+    return client_with_key(make_user("operator", "operator"))
+
+
+def wish_of(model: Model, **changes: Any) -> dict[str, Any]:
+    return {"model": str(model.pk), "engines": ["torch"], "reason": "new weights", **changes}
+
+
+def test_validation_is_asked_for_read_and_cancelled(operator: JsonClient, model: Model) -> None:
+    made = operator.post(VALIDATIONS, wish_of(model, engines=["torch", "simulated"], idle_seconds=5))
+    assert made.status_code == 201, made.json()
+    body = made.json()
+    assert (body["status"], body["engines"], body["asked_by"]) == (
+        "queued",
+        ["torch", "simulated"],
+        "user:operator",
+    )
+    names = [(check["name"], check["engine"]) for check in body["checks"]]
+    assert names[:2] == [("config", ""), ("weights", "")]
+    assert names[-1] == ("agreement", "")
+    assert all(check["asks"].endswith("?") for check in body["checks"])
+    found = operator.get(f"{VALIDATIONS}/{body['id']}").json()
+    assert found["checks"] == body["checks"]
+    assert operator.post(f"{VALIDATIONS}/{body['id']}/cancel", {}).status_code == 400, "no reason"
+    ended = operator.post(f"{VALIDATIONS}/{body['id']}/cancel", {"reason": "wrong model"}).json()
+    assert (ended["status"], ended["why"]) == ("cancelled", "wrong model")
+    assert {check["status"] for check in ended["checks"]} == {"skipped"}
+    again = operator.post(f"{VALIDATIONS}/{body['id']}/cancel", {"reason": "x"})
+    assert again.status_code == 409
+    events = Event.objects.filter(subject_kind="validation").order_by("pk")
+    assert list(events.values_list("event", flat=True)) == ["created", "cancel"]
+
+
+def test_one_at_a_time_of_a_model_on_an_engine(operator: JsonClient, model: Model) -> None:
+    assert operator.post(VALIDATIONS, wish_of(model)).status_code == 201
+    refused = operator.post(VALIDATIONS, wish_of(model))
+    assert refused.status_code == 409
+    assert "has not ended" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"engines": []}, "engines"),
+        ({"engines": ["none such"]}, "engine"),
+        ({"engine_options": {"vllm": {}}}, "engine_options"),
+        ({"engine_options": {"torch": {"x": [1]}}}, "engine_options.x"),
+        ({"idle_seconds": 999_999}, "idle_seconds"),
+        ({"most_at_once": 0}, "most_at_once"),
+        ({"model": "00000000-0000-0000-0000-000000000000"}, "model"),
+        ({"reason": " "}, "reason"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_bad_wish_names_its_field_and_leaves_nothing(
+    operator: JsonClient, model: Model, change: dict[str, Any], field: str
+) -> None:
+    refused = operator.post(VALIDATIONS, wish_of(model) | change)
+    assert refused.status_code == 400, refused.json()
+    assert field in str(refused.json()["error"])
+    assert not Validation.objects.exists()
+
+
+def test_report_filters_by_state_model_and_engine(operator: JsonClient, model: Model) -> None:
+    made = operator.post(VALIDATIONS, wish_of(model)).json()
+    validation = Validation.objects.get(pk=made["id"])
+    advance_validation(validation.pk, "start", why="", actor="test", now=NOW)
+    details = {"levels": [{"at_once": 1, "tokens_per_second": 10.0}]}
+    record_finding(validation, 1, Finding(PASSED, "fine", why="as it should be"), now=NOW)
+    record_finding(validation, 2, Finding(FAILED, why="no manifest", details=details), now=NOW)
+    assert operator.get(f"{VALIDATIONS}?engine=torch&status=running").json()["count"] == 1
+    assert operator.get(f"{VALIDATIONS}?engine=vllm").json()["count"] == 0
+    assert operator.get(f"{VALIDATIONS}?model={model.pk}").json()["count"] == 1
+    checks = operator.get(f"{VALIDATIONS}/{made['id']}").json()["checks"]
+    assert [check["status"] for check in checks[:2]] == ["passed", "failed"]
+    assert checks[1]["details"] == details
+    told = Event.objects.get(event="check_failed")
+    assert told.reason == "Weights: no manifest"

@@ -1,0 +1,205 @@
+"""The driver of validations, with real stores, scripted nodes, and an engine that is made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+import pytest
+import redis
+
+from exaserve_ops.controllers.validations import ValidationDriver
+from exaserve_ops.lib import clock
+from exaserve_ops.routing.selectors import routes, served_models
+from exaserve_ops.serving.domain.lifecycle import DELETED
+from exaserve_ops.serving.domain.trials import is_private
+from exaserve_ops.serving.models import Deployment, Model, Replica
+from exaserve_ops.serving.services.deployments import delete_deployment
+from exaserve_ops.validation.domain.asking import Answer, Ask
+from exaserve_ops.validation.domain.lifecycle import VALIDATION
+from exaserve_ops.validation.domain.probing import Target
+from exaserve_ops.validation.models import Validation
+from exaserve_ops.validation.selectors import latest_go
+from exaserve_ops.validation.services import ValidationWish, ask_validation, cancel_validation
+from tests.fakes.fleet import seen
+from tests.fakes.leader import leading
+from tests.fakes.made_up_engine import MadeUpEngine
+from tests.fakes.scripted_fleet import Fleet, State
+from tests.fakes.world import make_model
+from workers.protocol.observed import ReplicaObserved, ReplicaTelemetry
+
+pytestmark = pytest.mark.django_db
+
+LOOKS = 5
+"""Of the driver between two heartbeats: it looks twice a second, and what it asks is answered at once."""
+LOAD = ReplicaTelemetry(
+    window_seconds=5.0,
+    age_seconds=0.0,
+    kv_total_blocks=1_000_000,
+    kv_block_tokens=16,
+    kv_used_ratio=0.0,
+    requests_running=0,
+    requests_waiting=0,
+)
+
+
+@dataclass
+class MadeUpProbe:
+    """Asks an engine that is made up, and remembers whom it was asked to ask."""
+
+    engine: MadeUpEngine = field(default_factory=lambda: MadeUpEngine(most_context=2048))
+    targets: list[Target] = field(default_factory=list)
+
+    def ask(self, target: Target, ask: Ask, *, seconds: float) -> Answer:  # noqa: ARG002 - the port's signature
+        if not self.targets or self.targets[-1] != target:
+            self.targets.append(target)
+        return self.engine.answer(ask, 1)
+
+
+@dataclass
+class Stage:
+    """A fleet, and the driver of its validations."""
+
+    fleet: Fleet
+    model: Model
+    probe: MadeUpProbe = field(default_factory=MadeUpProbe)
+    starts: bool = True
+
+    def __post_init__(self) -> None:
+        self.driver = ValidationDriver(self.fleet.leader.state, self.probe)
+
+    def ask(self, *engines: str) -> Validation:
+        wish = ValidationWish(self.model.pk, engines or ("simulated",), idle_seconds=0, most_at_once=2)
+        return ask_validation(wish, reason="try", actor="user:test", now=clock.now())
+
+    def turn(self) -> None:
+        """A few looks of the driver, and everything that follows from them."""
+        for _ in range(LOOKS):
+            self.driver.step()
+        self.fleet.leader.drain()
+        for row in Replica.objects.filter(wanted="run").exclude(node=None):
+            # Where it is told otherwise, it is not ready.
+            self.fleet.states.setdefault(str(row.pk), self.sighting(row))
+        self.fleet.beat()
+        self.fleet.leader.work()
+
+    def sighting(self, row: Replica) -> ReplicaObserved:
+        if self.starts:
+            return seen(row, State.READY, telemetry=LOAD)
+        return seen(row, State.FAILED, reason="out of memory")
+
+    def until(self, done: Callable[[], bool], what: str, *, turns: int = 300) -> None:
+        for _ in range(turns):
+            if done():
+                return
+            self.turn()
+        shown = [(c.name, c.engine, c.status, c.why) for c in Validation.objects.get().checks.all()]
+        raise AssertionError(f"not {what} after {turns} turns: {shown}")
+
+    def end(self, validation: Validation) -> Validation:
+        def ended() -> bool:
+            validation.refresh_from_db()
+            return validation.status in VALIDATION.final and validation.trial is None
+
+        self.until(ended, "ended")
+        return validation
+
+
+@pytest.fixture
+def stage(redis_client: redis.Redis) -> Iterator[Stage]:
+    with leading(redis_client) as leader:
+        yield Stage(Fleet(leader, redis_client, 2), make_model())
+
+
+def test_model_is_tried_in_a_deployment_of_its_own_that_nobody_can_reach(stage: Stage) -> None:
+    validation = stage.ask()
+    stage.until(lambda: bool(stage.probe.targets), "asked")
+    trial = Deployment.objects.get()
+    assert is_private(trial.served_name)
+    assert trial.served_name not in served_models()
+    assert [record.model for record in routes().values()] == [trial.served_name], "gateways try to connect"
+    ended = stage.end(validation)
+    found = {check.name: (check.status, check.why) for check in ended.checks.all()}
+    failed = {name: told for name, told in found.items() if told[0] == "failed"}
+    # The record of a made-up model has no manifest; all else is as it should be.
+    assert set(failed) == {"weights"}, failed
+    assert ended.status == "no_go"
+    trial.refresh_from_db()
+    assert trial.status == DELETED
+    assert len({target.replica_id for target in stage.probe.targets}) == 2, "launched again once"
+
+
+def test_another_controller_goes_on_where_one_died(stage: Stage) -> None:
+    validation = stage.ask()
+    stage.until(lambda: validation.checks.filter(name="chat", status="passed").exists(), "half done")
+    before = {c.name: c.ended_at for c in validation.checks.exclude(ended_at=None)}
+    stage.driver = ValidationDriver(stage.fleet.leader.state, stage.probe)
+    stage.end(validation)
+    after = {c.name: c.ended_at for c in validation.checks.all()}
+    assert {name: after[name] for name in before} == before, "what was found stays found"
+    assert Deployment.objects.count() == 1, "it goes on in the same trial"
+
+
+def test_engine_that_does_not_start_fails_its_launch_and_leaves_nothing(stage: Stage) -> None:
+    validation = stage.ask()
+    stage.starts = False
+    ended = stage.end(validation)
+    launch = ended.checks.get(name="launch")
+    assert launch.status == "failed"
+    assert "out of memory" in launch.why
+    assert ended.checks.get(name="golden").status == "skipped"
+    assert Deployment.objects.get().status == DELETED
+
+
+def test_trial_that_somebody_deletes_fails_what_needed_it(stage: Stage) -> None:
+    validation = stage.ask()
+    stage.until(lambda: validation.checks.filter(name="golden", status="passed").exists(), "half done")
+    delete_deployment(Deployment.objects.get().pk, actor="user:test", now=clock.now())
+    ended = stage.end(validation)
+    assert ended.status == "no_go"
+    assert ended.checks.filter(status="failed", why__contains="gone").exists()
+
+
+def test_cancelled_one_is_cleared_away(stage: Stage) -> None:
+    validation = stage.ask()
+    stage.until(lambda: validation.checks.filter(name="prefix", status="passed").exists(), "half done")
+    cancel_validation(validation.pk, reason="enough", actor="user:test", now=clock.now())
+    assert stage.end(validation).status == "cancelled"
+    assert Deployment.objects.get().status == DELETED
+
+
+def test_broken_record_of_one_holds_up_no_other(stage: Stage) -> None:
+    bad = stage.ask()
+    Validation.objects.filter(pk=bad.pk).update(status="running", engine_options={"simulated": {"dtype": 7}})
+    bad.checks.filter(name="hashing").update(name="made up")
+    other = make_model("other")
+    stage.model = other
+    good = stage.ask()
+    ended = stage.end(good)
+    assert ended.status == "no_go"
+    bad.refresh_from_db()
+    assert "nobody can look at it" in bad.waits_for
+
+
+def test_go_of_an_engine_is_taken_back_by_a_newer_no(stage: Stage) -> None:
+    def ended(status: str, failed: str, at: datetime) -> Validation:
+        validation = stage.ask()
+        validation.checks.update(status="passed")
+        validation.checks.filter(name=failed).update(status="failed")
+        Validation.objects.filter(pk=validation.pk).update(status=status, ended_at=at)
+        return validation
+
+    now = clock.now()
+    assert latest_go(stage.model.pk, "simulated") is None
+    good = ended("go", "", now)
+    found = latest_go(stage.model.pk, "simulated")
+    assert found is not None
+    assert found.pk == good.pk
+    assert latest_go(stage.model.pk, "vllm") is None
+    ended("no_go", "prefix", now + timedelta(minutes=1))
+    assert latest_go(stage.model.pk, "simulated") is None
+    again = ended("go", "", now + timedelta(minutes=2))
+    found = latest_go(stage.model.pk, "simulated")
+    assert found is not None
+    assert found.pk == again.pk

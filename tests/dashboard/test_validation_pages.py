@@ -1,0 +1,112 @@
+"""Pages of validations: the report as it grows, the form, and what may be pressed."""
+
+from __future__ import annotations
+
+import pytest
+from django.test import Client
+from django.urls import reverse
+
+from exaserve_ops.dashboard.validations import curves_figure
+from exaserve_ops.serving.models import Model
+from exaserve_ops.validation.domain.asking import Finding
+from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
+from exaserve_ops.validation.models import Validation
+from exaserve_ops.validation.services import advance_validation, begin_check, record_finding
+from tests.dashboard.conftest import World
+from tests.fakes.world import NOW
+
+LEVELS = [
+    {"at_once": 1, "tokens_per_second": 50.0, "ttft_p95_seconds": 0.1, "itl_seconds": 0.02},
+    {"at_once": 2, "tokens_per_second": 90.0, "ttft_p95_seconds": 0.2, "itl_seconds": 0.02},
+]
+
+
+@pytest.fixture
+def validation(world: World) -> Validation:  # noqa: ARG001 - makes it
+    found = Validation.objects.get()
+    return advance_validation(found.pk, "start", why="", actor="test", now=NOW)
+
+
+def text(client: Client, name: str, *args: object) -> str:
+    answer = client.get(reverse(name, args=args))
+    assert answer.status_code == 200
+    return str(answer.content.decode())
+
+
+def test_report_says_what_was_seen_and_what_runs(operator: Client, validation: Validation) -> None:
+    record_finding(validation, 1, Finding(PASSED, "llama, 4 layers", why="known"), now=NOW)
+    record_finding(validation, 2, Finding(FAILED, "6 files", "all", "shard <2> is short"), now=NOW)
+    begin_check(validation, 3, now=NOW)
+    page = text(operator, "validation", validation.pk)
+    assert "llama, 4 layers" in page
+    assert "shard &lt;2&gt; is short" in page
+    assert "Is the architecture known" in page
+    assert "checking" in page
+    assert "hx-get" in page, "it renews itself while it runs"
+    advance_validation(validation.pk, "fail", why="failed: weights", actor="test", now=NOW)
+    ended = text(operator, "validation_progress", validation.pk)
+    assert "No-go." in ended
+    assert "hx-get" not in ended, "what has ended is not asked for again"
+
+
+def test_form_asks_for_a_validation_and_says_what_is_wrong(operator: Client, world: World) -> None:  # noqa: ARG001 - a model
+    Validation.objects.all().delete()
+    model = Model.objects.order_by("name").first()
+    assert model is not None
+    address = reverse("validation_new", args=[model.pk])
+    assert "Validate" in operator.get(address).content.decode()
+    form = {
+        "engines": ["torch"],
+        "accelerators_per_replica": 1,
+        "most_at_once": 8,
+        "idle_seconds": 5,
+        "nodes": "",
+    }
+    refused = operator.post(address, form)
+    assert refused.status_code == 422
+    assert not Validation.objects.exists()
+    wrong = operator.post(address, form | {"reason": "x", "engine_options": "no equals sign"})
+    assert wrong.status_code == 422
+    assert "name = value" in wrong.content.decode()
+    made = operator.post(address, form | {"reason": "new weights", "engine_options": "seed = 3"})
+    validation = Validation.objects.get()
+    assert made["Location"] == reverse("validation", args=[validation.pk])
+    assert validation.engine_options == {"torch": {"seed": 3}}
+    twice = operator.post(address, form | {"reason": "again"})
+    assert twice.status_code == 422
+    assert "has not ended" in twice.content.decode()
+
+
+def test_cancelling_wants_a_reason_and_ends_it(operator: Client, validation: Validation) -> None:
+    address = reverse("validation_cancel", args=[validation.pk])
+    operator.post(address, {"reason": " "})
+    validation.refresh_from_db()
+    assert validation.status == "running"
+    operator.post(address, {"reason": "enough"})
+    validation.refresh_from_db()
+    assert (validation.status, validation.why) == ("cancelled", "enough")
+    page = text(operator, "validation", validation.pk)
+    assert "Validate again" in page
+    answer = operator.post(address, {"reason": "twice"}, follow=True)
+    assert "Not done" in answer.content.decode()
+
+
+def test_list_counts_outcomes(operator: Client, validation: Validation) -> None:
+    record_finding(validation, 1, Finding(PASSED), now=NOW)
+    page = text(operator, "validations")
+    assert "1 of 14" in page
+    assert (
+        validation.model.name in text(operator, "model_validations", validation.model_id) or "torch" in page
+    )
+
+
+def test_curves_have_a_line_for_each_engine_that_told_any(operator: Client, validation: Validation) -> None:
+    assert curves_figure(validation.checks.all())["data"] == []
+    concurrency = validation.checks.get(name="concurrency")
+    record_finding(validation, concurrency.position, Finding(PASSED, details={"levels": LEVELS}), now=NOW)
+    context = validation.checks.get(name="context")
+    curve = {"curve": [{"tokens": 512, "ttft_seconds": 0.3}]}
+    record_finding(validation, context.position, Finding(PASSED, details=curve), now=NOW)
+    figure = operator.get(reverse("validation_figure", args=[validation.pk])).json()
+    assert [line["y"] for line in figure["data"]] == [[50.0, 90.0], [0.1, 0.2], [0.02, 0.02], [0.3]]
+    assert {line["name"] for line in figure["data"]} == {"torch"}
