@@ -25,7 +25,7 @@ from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.model_import import MODEL_IMPORT
-from exaserve_ops.serving.models import Deployment, ModelImport, Release, Replica
+from exaserve_ops.serving.models import Deployment, ModelImport, Release, Replica, StagedStart
 from exaserve_ops.serving.models import Model as ServedModel
 from exaserve_ops.sessions.domain.moves import RELOCATION
 from exaserve_ops.sessions.domain.relocation import TRIGGERS
@@ -289,6 +289,16 @@ class IncidentFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters
 
     def _with_node(self, queryset: QuerySet[Incident], _name: str, node_id: UUID) -> QuerySet[Incident]:
         return queryset.filter(node_ids__contains=[node_id])
+
+
+class StagedStartFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped
+    """`?open=true`."""
+
+    open = filters.BooleanFilter(field_name="ended_at", lookup_expr="isnull")
+
+    class Meta:
+        model = StagedStart
+        fields: ClassVar[list[str]] = ["open"]
 
 
 class ApiKeyFilter(filters.FilterSet):  # type: ignore[misc]  # django_filters is untyped

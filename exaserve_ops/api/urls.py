@@ -22,6 +22,7 @@ from exaserve_ops.api.views.relocations import RelocationViewSet
 from exaserve_ops.api.views.replicas import ReplicaViewSet
 from exaserve_ops.api.views.rollouts import ReleaseViewSet, RolloutViewSet
 from exaserve_ops.api.views.validations import ValidationViewSet
+from exaserve_ops.api.views.starts import StagedStartViewSet
 from exaserve_ops.api.views.weights import ModelWeightsViewSet
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
@@ -39,6 +40,7 @@ _router.register("relocations", RelocationViewSet, basename="api-relocation")
 _router.register("releases", ReleaseViewSet, basename="api-release")
 _router.register("rollouts", RolloutViewSet, basename="api-rollout")
 _router.register("validations", ValidationViewSet, basename="api-validation")
+_router.register("starts", StagedStartViewSet, basename="api-start")
 _router.register("incidents", IncidentViewSet, basename="api-incident")
 _router.register("events", EventViewSet, basename="api-event")
 _router.register("keys", ApiKeyViewSet, basename="api-key")

@@ -14,6 +14,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.controllers.loop import KeyQueue
 from exaserve_ops.controllers.ports import AgentLink, LivePublisher, RouteWriter
+from exaserve_ops.controllers.starts import StartTurns
 from exaserve_ops.controllers.wishes import SentWishes, node_marks
 from exaserve_ops.inventory.domain.leftovers import parse_end_wish
 from exaserve_ops.inventory.domain.liveness import DEAD
@@ -77,7 +78,7 @@ LONGEST_SPACING_SECONDS = 10.0
 SPACING_FACTOR = 9.0
 """A plan is made again no sooner than after so many times what it took, up to the bound above."""
 
-_SPACED = frozenset({"deployment", "routes"})
+_SPACED = frozenset({"deployment", "routes", "starts"})
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +105,7 @@ class Reconcilers:
         self._work = {
             "deployment": self._deployment,
             "takeover": self._take_over,
+            "starts": StartTurns(state, queue).look,
             "node": self._node,
             "canary": self._canary,
             "routes": self._write_routes,
@@ -139,8 +141,10 @@ class Reconcilers:
             self._add_spaced("routes", "all", at_least_seconds=0.02)
         if kind == "node":
             self._queue.add("deployment", "all", after_seconds=0.05)
+            self._add_spaced("starts", "all")
         if kind == "deployment":
             self._queue.add("takeover", key)  # never spaced: somebody's requests wait for it
+            self._add_spaced("starts", "all")
         self._add_spaced(kind, key)
 
     def _add_spaced(self, kind: str, key: str, *, at_least_seconds: float = 0.0) -> None:
@@ -155,6 +159,7 @@ class Reconcilers:
             self._queue.add("deployment", str(deployment_id))
         for node_id in self._wishes.changed(node_marks()):
             self._queue.add("node", node_id)
+        self._queue.add("starts", "all")
         self._queue.add("routes", "all")
         self._queue.add("keys", "all")
 
@@ -162,6 +167,7 @@ class Reconcilers:
         """Queue what does not have what it wants: something may be waited for that rings no bell."""
         for deployment_id in unsettled_deployments():
             self._queue.add("deployment", str(deployment_id))
+        self._queue.add("starts", "all")
 
     def _deployment(self, key: str) -> None:
         if key == "all":

@@ -11,6 +11,7 @@ from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.selectors.rooms import WAITS_TO_START
 
 READ_ANYWAY_RESYNCS = 10
 """Every so many resyncs all nodes are looked at, marks or not."""
@@ -24,7 +25,8 @@ def node_marks() -> dict[str, Mark]:
         Replica.objects.exclude(node=None)
         .exclude(status=states.STOPPED)
         .values_list("node_id")
-        .annotate(Count("pk"), Sum("generation"), Sum("deployment__generation"), Max("status_changed_at"))
+        .annotate(Sum("generation"), Sum("deployment__generation"), Max("status_changed_at"))
+        .annotate(told=Count("pk", filter=~WAITS_TO_START))
         .order_by()
     )
     marks = {str(node_id): tuple(mark) for node_id, *mark in rows}

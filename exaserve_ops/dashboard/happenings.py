@@ -183,6 +183,10 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "pinned": "was pinned",
         "forgotten": "was forgotten",
     },
+    "staged_start": {
+        "began": "began: not all that are to start can at once",
+        "ended": "is over",
+    },
     "controllers": {
         "leader_changed": "have another leader",
     },

@@ -16,6 +16,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.admin import ReadOnlyAdmin, ServiceAdmin, actor_of
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
+from exaserve_ops.serving.domain.starts import StartLimits
 from exaserve_ops.serving.models import (
     CompiledSet,
     Deployment,
@@ -25,6 +26,8 @@ from exaserve_ops.serving.models import (
     NodeWish,
     Release,
     Replica,
+    StagedStart,
+    StartRules,
 )
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
@@ -33,6 +36,7 @@ from exaserve_ops.serving.services.deployments import (
     update_deployment,
 )
 from exaserve_ops.serving.services.replicas import replace_replica, restart_replica
+from exaserve_ops.serving.services.starts import set_start_limits
 
 
 class ModelFileInline(admin.TabularInline[ModelFile, Model]):
@@ -247,6 +251,42 @@ class NodeWishAdmin(ReadOnlyAdmin[NodeWish]):
     list_display = ("node", "revision", "content_sha256")
     list_select_related = ("node",)
     search_fields = ("node__name",)
+
+
+@admin.register(StagedStart)
+class StagedStartAdmin(ReadOnlyAdmin[StagedStart]):
+    """Times in which more were to start than could at once."""
+
+    list_display = ("began_at", "ended_at", "replicas", "waves", "most_waiting")
+
+
+@admin.register(StartRules)
+class StartRulesAdmin(ServiceAdmin[StartRules]):
+    """How much may start at once; the one row appears once somebody has set it."""
+
+    list_display = ("__str__", "per_node", "per_fleet", "from_origins", "in_place", "per_rack", "changed_at")
+    readonly_fields = ("changed_at",)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """It is made once, by whoever may change it."""
+        return request.user.has_perm("serving.change_startrules") and not StartRules.objects.exists()
+
+    def has_delete_permission(self, request: HttpRequest, obj: StartRules | None = None) -> bool:  # noqa: ARG002 - Django's signature
+        """Limits are changed and never missing."""
+        return False
+
+    def save_model(
+        self,
+        request: HttpRequest,
+        obj: StartRules,
+        form: forms.ModelForm[StartRules],
+        change: bool,  # noqa: ARG002, FBT001 - Django's signature
+    ) -> None:
+        """Set the limits."""
+        limits = StartLimits(**form.cleaned_data)
+        saved = set_start_limits(limits, actor=actor_of(request), now=clock.now(), reason="set in the admin")
+        obj.pk = saved.pk
+        obj.refresh_from_db()
 
 
 _CHANGEABLE = frozenset({"replicas", "drain_seconds", "start_seconds"})

@@ -18,7 +18,14 @@ from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.health.models import LeaderLease, NodeLease
 from exaserve_ops.inventory.models import FailureDomain, InstallationStep, NodeHardware
 from exaserve_ops.rollouts.models import ReleaseAnswers, Wave, WaveMember
-from exaserve_ops.serving.models import CompiledSet, FoundPart, ModelFile, ModelManifest, NodeWish
+from exaserve_ops.serving.models import (
+    CompiledSet,
+    FoundPart,
+    ModelFile,
+    ModelManifest,
+    NodeWish,
+    StartRules,
+)
 from exaserve_ops.telemetry.models import ReplicaMinute
 from exaserve_ops.validation.models import ValidationCheck
 from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
@@ -47,6 +54,7 @@ NOT_OVER_REST = {
     ReleaseAnswers: "judged by gates, drawn on pages",
     ReplicaMinute: "drawn on pages",
     ValidationCheck: "shown with its validation",
+    StartRules: "shown with what starts now",
     Wave: "shown with its rollout",
     WaveMember: "shown with its rollout",
 }

@@ -24,6 +24,7 @@ from exaserve_ops.validation.domain.lifecycle import VALIDATION
 KINDS = (
     *("node", "accelerator", "replica", "deployment", "installation", "ssh_host_key"),
     *("incident", "controllers", "api_key", "model", "model_import", "rollout", "validation"),
+    *("staged_start", "start_rules"),
 )
 
 

@@ -20,8 +20,10 @@ from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.domain.placement import Placement, Refusal, choose_placement
 from exaserve_ops.serving.domain.reconcile import Place, Wait, plan_deployment
 from exaserve_ops.serving.domain.rooms import NodeRoom
+from exaserve_ops.serving.domain.starts import plan_starts
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.selectors import deployment_snapshot, node_rooms, wanted_of_node
+from exaserve_ops.serving.selectors.starts import start_facts
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
 from exaserve_ops.serving.services.replicas import (
     advance_replica,
@@ -29,6 +31,7 @@ from exaserve_ops.serving.services.replicas import (
     place_replica,
     place_replicas,
 )
+from exaserve_ops.serving.services.starts import carry_out_starts
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.world import GIB, NOW, JsonClient, client_with_key, make_model, make_node, make_user
 from workers.protocol.wish import MpsLimits
@@ -174,6 +177,7 @@ def test_mps_share_is_placed_where_a_daemon_answers_and_told_to_the_agent() -> N
     assert len(placed) == 3
     assert "no MPS here: no MPS control daemon answers" in waits[0]
     assert "90% of its threads are promised, 30% more are needed" in waits[0]
+    carry_out_starts(plan_starts(start_facts(()), now=NOW), actor="test", now=NOW)
     [told, *_] = wanted_of_node(ready.pk)
     assert _spec(told).mps == MpsLimits(thread_percent=30, memory_bytes=25 * GIB)
     assert _spec(told).memory_bytes == 20 * GIB

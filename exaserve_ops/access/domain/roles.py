@@ -44,6 +44,7 @@ _OPERATOR_CHANGES = frozenset(
         "serving.change_modelimport",
         "serving.change_deployment",
         "serving.change_replica",
+        "serving.change_startrules",
         "serving.delete_deployment",
         "serving.change_model",
         "validation.add_validation",

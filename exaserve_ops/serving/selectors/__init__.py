@@ -28,6 +28,7 @@ from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
 from exaserve_ops.serving.models import Deployment, Model, Release, Replica
 from exaserve_ops.serving.selectors.rooms import (
     KNOWN_TO_AGENTS,
+    WAITS_TO_START,
     draining_of,
     placement_request,
     spilled_replicas,
@@ -263,9 +264,10 @@ def _accelerators_of(replica_ids: Sequence[UUID]) -> dict[UUID, tuple[str, ...]]
 
 
 def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
-    """The whole wish of one node, ordered by replica, in four queries."""
+    """The whole wish of one node, ordered by replica, in four queries; who waits to start is left out."""
     replicas = (
         Replica.objects.filter(node=node_id, status__in=KNOWN_TO_AGENTS)
+        .exclude(WAITS_TO_START)
         .select_related("deployment", "release__model")
         .defer("release__model__config", "release__model__architecture")
         .annotate(manifest_digest=F("release__model__manifest__digest"))

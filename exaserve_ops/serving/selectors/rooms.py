@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from django.db.models import Q
+
 from exaserve_ops.inventory.domain.drain import DRAINING
 from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, Node
@@ -29,6 +31,8 @@ from exaserve_ops.serving.models import Deployment, Model, Release, Replica
 from exaserve_ops.weights.selectors import nodes_with
 
 KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
+WAITS_TO_START = Q(status=states.PLACED, wanted=Replica.Wanted.RUN, start_waits_since__isnull=False)
+"""It has a place, and its agent is not told of it before it is its turn."""
 _ROOM_ROWS = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by()
 
 _TERMS_READ = (

@@ -13,7 +13,7 @@ from django.db.models import Max, Sum
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.models import CompiledSet, Model, ModelManifest, Replica
 from exaserve_ops.serving.selectors.compiled import FOLDER, compiled_claims, compiled_revisions
-from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS
+from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS, WAITS_TO_START
 from exaserve_ops.weights.domain.held import ABSENT, READY, WeightsOnNode
 from exaserve_ops.weights.domain.wanted import REPLICA, Claim, Origin, Revision, WantedWeights, combine_claims
 from exaserve_ops.weights.models import NodeWeights, PrewarmPolicy, WeightsClaim
@@ -194,6 +194,7 @@ def wanted_by_node(revisions: Mapping[str, Revision]) -> dict[str, tuple[WantedW
         Replica.objects.filter(
             status__in=KNOWN_TO_AGENTS, node__isnull=False, release__model__storage=Model.Storage.NODE
         )
+        .exclude(WAITS_TO_START)
         .values_list("node_id", "release__model__digest")
         .order_by()
         .distinct()

@@ -89,7 +89,7 @@ def place_replica(replica_id: UUID, placement: Placement, *, actor: str, now: da
 
 @transaction.atomic
 def place_replicas(placements: Mapping[UUID, Placement], *, actor: str, now: datetime) -> list[Replica]:
-    """Bind pending replicas to nodes and accelerators, all of them or none.
+    """Bind pending replicas to nodes and accelerators, all of them or none; each starts when it is its turn.
 
     Raises `IllegalTransitionError` where one of them is no longer pending, and `ConflictError` where a slice
     is taken already.
@@ -98,6 +98,7 @@ def place_replicas(placements: Mapping[UUID, Placement], *, actor: str, now: dat
     rows = _lock(placements)
     for row in rows:
         row.node_id = UUID(placements[row.pk].node_id)
+        row.start_waits_since, row.start_allowed_at = now, None
     lock_slices({pk: placement.accelerator_uuids for pk, placement in placements.items()})
     link = Replica.accelerators.through
     link.objects.filter(replica__in=placements).delete()
