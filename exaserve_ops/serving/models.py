@@ -522,6 +522,11 @@ class StagedStart(models.Model):
         """Return since when."""
         return f"staged start of {self.began_at:%Y-%m-%d %H:%M:%S}"
 
+    @property
+    def seconds(self) -> float | None:
+        """How long it lasted; `None` while it goes on."""
+        return None if self.ended_at is None else (self.ended_at - self.began_at).total_seconds()
+
 
 class NodeWish(models.Model):
     """Revision of what a node was last told to run."""

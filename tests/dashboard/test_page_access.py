@@ -69,6 +69,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
         forms = {"deployment_new", "deployment_scale", "deployment_delete", "model_new"}
         writes |= {"rollout_act", "weights_act", "weights_prewarm", "weights_storage"}
         writes |= {"weights_compiled", "weights_compiled_remove", "model_import_act"}
+        writes |= {"start_limits_set"}
         forms |= {"model_import_new", "node_join", "installation_new", "rollout_new"}
         forms |= {"deployment_import", "deployment_options"}
         writes |= {"validation_cancel"}

@@ -26,6 +26,7 @@ from exaserve_ops.dashboard.reading import (
     with_loads,
 )
 from exaserve_ops.dashboard.simulation import simulated_replicas_of
+from exaserve_ops.dashboard.views.starts import starting_context
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
@@ -108,6 +109,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "asked_words": asked_words(wish_of(found)),
         "mps_words": mps_words(wish_of(found)),
         "events": history_of("deployment", deployment_id),
+        **starting_context(found),
         "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),
     }
     return render(request, "deployments/page.html", context)

@@ -14,6 +14,7 @@ from exaserve_ops.dashboard.access import requires
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import count_problems, open_problems, title_state
 from exaserve_ops.dashboard.simulation import KINDS, share_of_fleet, simulated_subjects
+from exaserve_ops.dashboard.views.starts import starting_context
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.telemetry.domain.frames import METRICS
 
@@ -36,6 +37,7 @@ def fleet(request: HttpRequest) -> HttpResponse:
         "share": share,
         "kinds": ("", *(word for _, word in KINDS)),
         **_last_events(),
+        **starting_context(),
         "first_steps": _first_steps(has_nodes=bool(share.total)),
     }
     return render(request, "fleet/page.html", context)

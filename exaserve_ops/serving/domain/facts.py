@@ -49,6 +49,8 @@ class ReplicaFacts:
     held_by_pids: tuple[int, ...] = ()
     accelerator_uuids: tuple[str, ...] = ()
     drain_deadline_at: datetime | None = None
+    waits_to_start: bool = False
+    """It has a place, and its node is not told before it is its turn; the reason says what it waits for."""
     is_handed_over: bool = False
     """While it drains: whether its conversations have left, or are not waited for any more."""
     is_closed: bool = False

@@ -55,6 +55,8 @@ def _of_status(replica: ReplicaFacts) -> str:
             "its open requests end" if replica.is_handed_over else "its sessions move, then its requests end"
         )
         return what + (f", until {until:%H:%M:%S} UTC at most" if until else "")
+    if replica.waits_to_start:
+        return replica.reason if replica.reason.startswith("wait") else "its turn to start"
     expected = _ON_ITS_WAY.get(replica.status, "")
     if not expected:
         return ""

@@ -51,7 +51,7 @@ _SETTLED: dict[str, Any] = {
 _PLANNED_WITH = (
     "pk", "name", "status", "wanted", "reason", "created_at", "role", "node_id", "replaces_id",
     "healing_note", "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
-    "release_id", "rolls_to_id", "rolls_in_place", "handed_over_at",
+    "release_id", "rolls_to_id", "rolls_in_place", "handed_over_at", "start_waits_since",
 )  # fmt: skip
 """Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
 
@@ -227,6 +227,7 @@ def _replica_facts(
         held_by_pids=tuple(replica.held_by_pids),
         accelerator_uuids=accelerators,
         drain_deadline_at=replica.drain_deadline_at,
+        waits_to_start=replica.status == states.PLACED and replica.start_waits_since is not None,
         is_handed_over=replica.handed_over_at is not None,
         is_closed=replica.reach in CLOSED,
         spilled=spilled,

@@ -12,7 +12,7 @@ from django.db.models import Count, Q
 from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.serving.domain.compiled import fits
 from exaserve_ops.serving.models import CompiledSet, Replica
-from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS
+from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS, WAITS_TO_START
 from exaserve_ops.weights.domain.held import FAILED, READY
 from exaserve_ops.weights.domain.wanted import COMPILED, Claim, Origin, Revision
 from exaserve_ops.weights.models import NodeWeights
@@ -108,7 +108,8 @@ def compiled_claims(claims: Mapping[str, Sequence[Claim]]) -> dict[str, list[Cla
     hardware: dict[str, list[tuple[str, str]]] = {}
     for node_id, kind, name in Accelerator.objects.values_list("node_id", "kind", "name"):
         hardware.setdefault(str(node_id), []).append((kind, name))
-    rows = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by().distinct()
+    rows = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).exclude(WAITS_TO_START)
+    rows = rows.order_by().distinct()
     runs: set[tuple[str, str, str]] = {
         (str(node_id), digest, engine)
         for node_id, digest, engine in rows.values_list(

@@ -66,6 +66,11 @@ class StartOutlook:
         return self.since is not None
 
 
+def has_staged_start() -> bool:
+    """Whether somebody has to wait for a turn, or had to and not all are ready."""
+    return StagedStart.objects.filter(ended_at=None).exists()
+
+
 def start_outlook(*, now: datetime, deployment_id: UUID | None = None) -> StartOutlook:
     """Read how starts go, in the fleet or of one deployment: eight queries, three while it is quiet."""
     staged = StagedStart.objects.filter(ended_at=None).first()
