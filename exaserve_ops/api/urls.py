@@ -21,8 +21,8 @@ from exaserve_ops.api.views.records import EventViewSet, SessionViewSet
 from exaserve_ops.api.views.relocations import RelocationViewSet
 from exaserve_ops.api.views.replicas import ReplicaViewSet
 from exaserve_ops.api.views.rollouts import ReleaseViewSet, RolloutViewSet
-from exaserve_ops.api.views.validations import ValidationViewSet
 from exaserve_ops.api.views.starts import StagedStartViewSet
+from exaserve_ops.api.views.validations import ValidationViewSet
 from exaserve_ops.api.views.weights import ModelWeightsViewSet
 
 _router = SimpleRouter(trailing_slash=False, use_regex_path=False)
