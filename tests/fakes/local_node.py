@@ -38,7 +38,8 @@ class LocalNode:
         self.identity = self.home.load_identity()
         self.node_id = self.identity.node_id
         self.config = config or AgentConfig(address="127.0.0.1")
-        self.adapters = {"tiny": adapter or TinyAdapter()}
+        chosen: EngineAdapter = adapter or TinyAdapter()
+        self.adapters = {"tiny": chosen, chosen.name: chosen}
         self.policy = policy or Policy(stop_grace_seconds=0.5, crash_limit=3)
         self._revision = 0
         self._runners: list[AttemptRunner] = []
