@@ -21,6 +21,7 @@ from workers.protocol.shards import (
     count_elements,
     read_header,
 )
+from workers.weights.past_cache import DiskFile
 
 
 class DamagedError(Exception):
@@ -30,21 +31,18 @@ class DamagedError(Exception):
 def bad_pieces(
     folder: Path, file: ManifestFile, piece_bytes: int, pace: Callable[[int], object] = lambda _bytes: None
 ) -> list[int]:
-    """Read a file and return those of its pieces that are not what the manifest says.
+    """Read a file from its disk and return those of its pieces that are not what the manifest says.
 
     `pace` is told the bytes before each piece is read, and may take its time. Raises `OSError`.
     """
     found = []
-    memory = memoryview(bytearray(piece_bytes))
-    with _opened(folder / file.path) as fd:
+    with DiskFile(folder / file.path, piece_bytes) as disk:
         for index in range(file.piece_count):
             offset, length = piece_span(file, index, piece_bytes)
             pace(length)
-            count = os.preadv(fd, [memory[:length]], offset)
-            if count != length or blake3(memory[:length]).digest() != file.piece_digest(index):
+            data = disk.read(offset, length)
+            if len(data) != length or blake3(data).digest() != file.piece_digest(index):
                 found.append(index)
-        # The scrub must not push what engines work with out of the page cache.
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     return found
 
 

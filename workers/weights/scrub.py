@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from workers.weights.checks import bad_pieces
 from workers.weights.inventory import Inventory
+from workers.weights.past_cache import yield_disk
 from workers.weights.swarm.rates import RateCap
 
 _PAUSE_SECONDS = 30.0
@@ -98,6 +99,7 @@ class Scrub:
         revision = urgent or next(iter(ready), None)
         if revision is None or (urgent is None and not self._enabled):
             return True
+        yield_disk(to_everybody=urgent is None)
         damaged = self.check(revision)
         self._urgent.pop(revision, None)
         if damaged:
