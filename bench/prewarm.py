@@ -56,6 +56,8 @@ class Result:
     """Ours to one after the other, as a script without a store does it."""
     cpu_ratio_to_both: float
     """The same of CPU seconds, which other work on the machine changes less."""
+    cpu_ratio_to_the_slower: float
+    """Ours to the dearer of both tools."""
     wanted_ratio: float = WANTED_RATIO
 
     @property
@@ -161,6 +163,9 @@ def measure(total_bytes: int, rounds: int, folder: Path) -> Result:
         costs=costs,
         ratio_to_the_slower=round(statistics.median(ours / max(cp, sha) for ours, cp, sha in rows), 3),
         ratio_to_both=round(statistics.median(ours / (cp + sha) for ours, cp, sha in rows), 3),
+        cpu_ratio_to_the_slower=round(
+            costs[2].cpu_seconds / max(costs[0].cpu_seconds, costs[1].cpu_seconds), 3
+        ),
         cpu_ratio_to_both=round(costs[2].cpu_seconds / (costs[0].cpu_seconds + costs[1].cpu_seconds), 3),
     )
 

@@ -12,7 +12,7 @@ import pytest
 from tests.fakes.node import wait_for
 from tests.fakes.weights import PIECE, weights_of
 from workers.weights.checks import bad_pieces
-from workers.weights.past_cache import DiskFile, yield_disk
+from workers.weights.disk_io import DiskFile, yield_disk
 
 CONTENT = os.urandom(20 * PIECE + 777)
 FEW_PAGES = 8

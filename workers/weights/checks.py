@@ -21,7 +21,7 @@ from workers.protocol.shards import (
     count_elements,
     read_header,
 )
-from workers.weights.past_cache import DiskFile
+from workers.weights.disk_io import DiskFile
 
 
 class DamagedError(Exception):

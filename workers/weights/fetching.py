@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Protocol
 
 from blake3 import blake3
@@ -315,14 +316,17 @@ def yield_to_others() -> None:
 
 
 def _runs(staged: Staged) -> list[list[Piece]]:
-    """Missing pieces that follow one another in one file, a few at a time."""
-    runs: list[list[Piece]] = []
+    """Missing pieces that follow one another in one file, a few at a time; from all files in turn.
+
+    Threads then write to different files: writers of one file wait for one another, and not idly.
+    """
+    by_file: dict[str, list[list[Piece]]] = {}
     for index in staged.marks.missing():
         piece = staged.row.piece(index)
-        last = runs[-1][-1] if runs else None
-        follows = last is not None and last.path == piece.path and last.index + 1 == index
+        runs = by_file.setdefault(piece.path, [])
+        follows = bool(runs) and runs[-1][-1].index + 1 == index
         if follows and len(runs[-1]) < _RUN_PIECES:
             runs[-1].append(piece)
         else:
             runs.append([piece])
-    return runs
+    return [run for in_turn in zip_longest(*by_file.values()) for run in in_turn if run is not None]

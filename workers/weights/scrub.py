@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 
 from workers.weights.checks import bad_pieces
+from workers.weights.disk_io import yield_disk
 from workers.weights.inventory import Inventory
-from workers.weights.past_cache import yield_disk
 from workers.weights.swarm.rates import RateCap
 
 _PAUSE_SECONDS = 30.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from workers.protocol.manifest import Manifest
+from workers.weights.disk_io import write_soon
 from workers.weights.marks import MARKS, PieceMarks
 from workers.weights.swarm.pieces import Piece, PieceRow
 
@@ -62,10 +63,7 @@ class Staged:
     def write(self, piece: Piece, data: memoryview) -> None:
         """Keep a piece that was verified. Raises `OSError`, such as for a full disk."""
         fd = self._open(piece.path)
-        view, offset = data, piece.offset
-        while view:
-            written = os.pwrite(fd, view, offset)
-            view, offset = view[written:], offset + written
+        write_soon(fd, data, piece.offset)
         with self._lock:
             self._unsynced.add(piece.path)
             if self.marks.add(piece.index):

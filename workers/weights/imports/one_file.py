@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from workers.protocol.manifest import ManifestFile
 from workers.protocol.shards import MAX_HEADER_BYTES, SUFFIX, ShardError, read_header
+from workers.weights.disk_io import write_soon
 from workers.weights.imports.listing import ListedFile, UnfitError
 from workers.weights.imports.records import ImportRecord
 from workers.weights.staging import sync_folder
@@ -59,7 +60,7 @@ class IncomingFile:
         while self.have_bytes < self.file.size_bytes and not self._tools.stopped():
             piece = self._memory[: min(len(self._memory), self.file.size_bytes - self.have_bytes)]
             read(reader, piece)
-            _write_all(self._fd, piece, self.have_bytes)
+            write_soon(self._fd, piece, self.have_bytes)
             self._digest(piece)
             on_piece(len(piece))
             self._sync_now_and_then()
@@ -158,9 +159,3 @@ def incoming(file: ListedFile, tools: Tools) -> Iterator[IncomingFile]:
         yield taken
     finally:
         taken.close()
-
-
-def _write_all(fd: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
