@@ -30,6 +30,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 _BYTES_PER_GBIT = 125e6
 _PLACES_SECONDS = 5.0
 _PULLING = ("flowing", "starved")
+_CAP = "cap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +243,13 @@ def _feeds(child: str, member: _Member) -> list[FeedSeen]:
         return []
     return [
         FeedSeen(
-            child, pull.stripe, pull.parent, pull.bytes_per_second, pull.starved_ratio, pull.lasted_seconds
+            child,
+            pull.stripe,
+            pull.parent,
+            pull.bytes_per_second,
+            pull.starved_ratio,
+            pull.lasted_seconds,
+            pull.bottleneck == _CAP,
         )
         for pull in held.swarm.pulls
         if pull.stage in _PULLING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from exaserve_ops.dashboard.wording import byte_size
 from exaserve_ops.serving.selectors.weights import NodeRow
@@ -69,6 +69,16 @@ def _by_distance(mixes: Iterable[Mapping[str, int]]) -> tuple[int, int]:
             else:
                 origins += count
     return peers, origins
+
+
+def with_names(row: NodeRow, names: Mapping[str, str]) -> NodeRow:
+    """Put names of nodes for their ids among the sources."""
+
+    def named(source: str) -> str:
+        kind, _, name = source.partition(" ")
+        return f"{kind} {names.get(name, name)}".strip()
+
+    return replace(row, sources={named(source): count for source, count in row.sources.items()})
 
 
 def _words(row: NodeRow) -> str:

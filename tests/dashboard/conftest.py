@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +25,8 @@ from exaserve_ops.inventory.services.installations import InstallationWish, crea
 from exaserve_ops.rollouts.domain.policy import RolloutPolicy
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.rollouts.services.rollouts import create_rollout, preview_rollout
-from exaserve_ops.serving.models import Deployment, ModelImport
+from exaserve_ops.serving.models import Deployment, Model, ModelImport
+from exaserve_ops.serving.services.models import register_model
 from exaserve_ops.serving.services.releases import ReleaseWish
 from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.sessions.domain.pace import MoveLimits
@@ -34,6 +36,7 @@ from exaserve_ops.validation.services import ValidationWish, ask_validation
 from exaserve_ops.weights.domain.held import StoreSight
 from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 from tests.fakes.world import NOW, make_deployment, make_node, make_user
+from workers.engines.demo_model import make_demo_model
 
 OPEN_TO_ALL = {"login", "logout"}
 World = dict[str, Any]
@@ -160,6 +163,14 @@ def make_import(node: Node, **changes: Any) -> ModelImport:
     fields = {"name": "big", "kind": "hub", "location": "https://hub.example/o/n", "reason": "for chat"}
     times = {"created_at": NOW, "status_changed_at": NOW}
     return ModelImport.objects.create(node=node, asked_by="user:olga", **(fields | times | changes))
+
+
+@pytest.fixture
+def stored_model(tmp_path: Path, world: World) -> Model:  # noqa: ARG001 - nodes for it
+    """A model that has a manifest, so that nodes can fetch it."""
+    make_demo_model(tmp_path / "stored", seed=0)
+    facts = ModelFolder().read(str(tmp_path / "stored"))
+    return register_model(name="stored", facts=facts, actor="test", now=NOW)
 
 
 def begin_rollout(deployment: Deployment) -> Rollout:

@@ -11,10 +11,14 @@ from django.urls import reverse
 from exaserve_ops.serving.models import CompiledSet, Model
 from exaserve_ops.weights.domain.held import HeldWeights, StoreSight
 from exaserve_ops.weights.services import record_sight
-from tests.dashboard.test_weights_pages import model as model  # noqa: PLC0414 - the fixture, shared
 from tests.fakes.world import NOW, make_node
 
 pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def model(stored_model: Model) -> Model:
+    return stored_model
 
 
 @pytest.fixture
@@ -35,7 +39,7 @@ def test_a_folder_is_registered_shown_with_its_nodes_and_removed(
     address = reverse("weights_compiled", args=[model.pk])
     asked = {"engine": "vllm", "hardware": "NVIDIA H200", "path": str(folder), "reason": "fast launches"}
     text = operator.post(address, asked, follow=True).content.decode()
-    assert "1 files go to nodes with stored and NVIDIA H200." in text
+    assert "1 file goes to nodes with stored and NVIDIA H200." in text
     found = CompiledSet.objects.get()
     for name, state in (("c1", "ready"), ("c2", "failed")):
         held = HeldWeights(found.digest, state, 5, 5, wanted=True)

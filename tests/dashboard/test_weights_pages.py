@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from django.test import Client
 from django.urls import reverse
 
-from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.dashboard.wording import byte_size
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Model
-from exaserve_ops.serving.services.models import register_model
 from exaserve_ops.weights.domain.held import HeldWeights, StoreSight
 from exaserve_ops.weights.models import PrewarmPolicy, WeightsClaim
 from exaserve_ops.weights.services import record_sight
-from tests.dashboard.conftest import World
-from tests.fakes.world import NOW
-from workers.engines.demo_model import make_demo_model
+from tests.fakes.world import NOW, make_node
 
 pytestmark = pytest.mark.django_db
 
 
 @pytest.fixture
-def model(tmp_path: Path, world: World) -> Model:  # noqa: ARG001 - nodes for it
-    make_demo_model(tmp_path / "stored", seed=0)
-    facts = ModelFolder().read(str(tmp_path / "stored"))
-    return register_model(name="stored", facts=facts, actor="test", now=NOW)
+def model(stored_model: Model) -> Model:
+    return stored_model
 
 
 @pytest.fixture
@@ -62,6 +54,14 @@ def test_states_are_shown_with_sizes_reasons_and_where_bytes_came_from(
     assert node.name in everything
     assert byte_size(1 << 40) in everything
     assert "not fetched ahead" in everything
+
+
+def test_nodes_that_pieces_came_from_are_named(viewer: Client, model: Model, node: Node) -> None:
+    giver = make_node("giver-7")
+    report(node, model, "ready", sources=(("peer", str(giver.pk), 40 << 20),))
+    text = page(viewer, model)
+    assert "peer giver-7" in text
+    assert f"peer {giver.pk}" not in text
 
 
 def test_weights_are_wanted_and_given_back_by_hand(operator: Client, model: Model, node: Node) -> None:

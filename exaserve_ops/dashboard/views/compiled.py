@@ -41,7 +41,8 @@ def weights_compiled(request: HttpRequest, model_id: UUID) -> HttpResponse:
     except OpsError as error:
         return _wrong(request, model_id, str(error))
     where = made.hardware or "any hardware"
-    messages.success(request, f"{made.file_count} files go to nodes with {model.name} and {where}.")
+    files = "1 file goes" if made.file_count == 1 else f"{made.file_count} files go"
+    messages.success(request, f"{files} to nodes with {model.name} and {where}.")
     return redirect("weights_of_model", model_id)
 
 

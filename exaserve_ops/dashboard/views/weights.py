@@ -14,7 +14,7 @@ from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.reading import history_of
 from exaserve_ops.dashboard.views.swarms import swarm_context, swarms_now
-from exaserve_ops.dashboard.weights import picture_of, policy_words
+from exaserve_ops.dashboard.weights import picture_of, policy_words, with_names
 from exaserve_ops.dashboard.weights_forms import CompiledForm, PrewarmForm, StorageForm, initial_of
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
@@ -90,7 +90,8 @@ def weights_of_model_now(request: HttpRequest, model_id: UUID) -> HttpResponse:
 def _one(model_id: UUID) -> dict[str, Any]:
     model = get_object_or_404(Model, pk=model_id)
     found = model_weights(model, live_reader().read_nodes)
-    rows = [row for row in found.nodes if row.owners or row.state != ABSENT]
+    names = {str(row.node_id): row.name for row in found.nodes}
+    rows = [with_names(row, names) for row in found.nodes if row.owners or row.state != ABSENT]
     return {
         "model": model,
         "found": found,

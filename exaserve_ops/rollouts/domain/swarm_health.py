@@ -26,6 +26,8 @@ class FeedSeen:
     """Share of the time in which the parent had nothing new."""
     lasted_seconds: float
     """Since this parent is pulled from."""
+    capped: bool = False
+    """Its child's own cap holds it back, which says nothing about any link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ def judge(
     barred, apart = _complained_of(complaints, policy)
     share = plan.pace_bytes_per_second / plan.stripes
     ripe = [feed for feed in feeds if feed.lasted_seconds >= policy.settle_seconds and feed.parent != ORIGIN]
-    busy = [feed for feed in ripe if feed.starved_ratio <= policy.starved_ratio]
+    busy = [feed for feed in ripe if feed.starved_ratio <= policy.starved_ratio and not feed.capped]
     usual = min(share, _median([feed.bytes_per_second for feed in busy], share))
     slow = {(f.child, f.stripe) for f in busy if f.bytes_per_second < usual * policy.slow_ratio}
     receives = _slow_children(busy, slow)

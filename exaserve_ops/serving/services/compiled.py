@@ -68,7 +68,8 @@ def register_compiled(
             "created_at": now,
         },
     )
-    told = f"{made.file_count} files for {engine} on {hardware or 'any hardware'}, {made.digest[:19]}"
+    files = f"{made.file_count} file{'' if made.file_count == 1 else 's'}"
+    told = f"{files} for {engine} on {hardware or 'any hardware'}, {made.digest[:19]}"
     _record(model, "compiled_registered", told, reason, actor=actor, now=now)
     return made
 

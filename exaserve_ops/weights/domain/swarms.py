@@ -264,11 +264,11 @@ def _troubles(facts: SwarmFacts, members: Sequence[MemberHealth]) -> Iterator[Tr
 
 
 def _judged(notes: SwarmNotes) -> list[tuple[str, str, str]]:
-    judged, share = notes.judged, notes.pace_bytes_per_second / max(1, notes.stripes)
+    judged = notes.judged
     return [
         *((node, "barred", f"nobody pulls from it: {why}") for node, why in sorted(judged.barred.items())),
         *(
-            (node, "slow", f"it gave {_megabytes(rate)}; a stream's share is {_megabytes(share)}")
+            (node, "slow", f"its streams brought {_megabytes(rate)} in all; those of others bring far more")
             for node, rate in sorted(judged.slow_givers.items())
         ),
         *(
