@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bench.engine_pages import sglang_pages
 from workers.engines.exposition import parse_exposition
 from workers.engines.sglang.metrics import parse_metrics
 from workers.engines.windows import measure_window
@@ -168,6 +169,21 @@ def test_why_requests_wait_and_how_they_ended() -> None:
     assert sample.requests_waiting == 5
     assert sample.waiting_by_reason == {"retracted": 2, "paused": 0}
     assert (sample.requests_finished, sample.requests_by_outcome) == (40, {"abort": 3})
+
+
+def test_whole_page_of_the_newest_version_is_read() -> None:
+    old, new = (parse_metrics(page) for page in sglang_pages(2))
+    assert new.notes == ()
+    # How many requests and tokens it counted, its ranks once; what it has no name for stays unknown.
+    assert (new.requests_finished, new.generation_tokens, new.kv_block_tokens) == (1, 4, 14)
+    silent = {name for name in new.__slots__ if getattr(new, name) is None}
+    assert silent == {
+        *("process_start_seconds", "kv_evicted_idle_seconds", "kv_cached_tokens", "kv_swaps", "preemptions"),
+        *("external_query_tokens", "external_hit_tokens"),
+    }
+    load = measure_window(old, new, seconds=2.0)
+    assert load.generation_tokens_per_second == 0.5
+    assert load.ttft_p95_seconds is not None
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ _READ_SECONDS = 2.0
 _PATIENT_SECONDS = 8.0
 """For the counters of an engine whose health came late: do tokens flow nevertheless?"""
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
+_PART_BYTES = 128 * 1024
 _THREADS = 16
 _OK = 200
 _WEB_PAGE = "text/html"
@@ -212,9 +213,15 @@ def _told(status: int, page: bytes) -> str:
 
 
 def _scrape(watched: _Watched, *, timeout: urllib3.Timeout | None = None) -> tuple[EngineSample | None, str]:
-    adapter = watched.target.adapter
+    return scrape(watched.pool, watched.target.adapter, timeout=timeout)
+
+
+def scrape(
+    pool: urllib3.HTTPConnectionPool, adapter: EngineAdapter, *, timeout: urllib3.Timeout | None = None
+) -> tuple[EngineSample | None, str]:
+    """Fetch a metrics page and read it. Without a sample, the note says why."""
     try:
-        answer = _get(watched.pool, adapter.metrics_path, timeout=timeout)
+        answer = _get(pool, adapter.metrics_path, timeout=timeout)
     except urllib3.exceptions.TimeoutError:
         return None, "busy: metrics answered late"
     except urllib3.exceptions.HTTPError as error:
@@ -240,14 +247,14 @@ class _Answered:
 
 
 def _get(pool: urllib3.HTTPConnectionPool, path: str, *, timeout: urllib3.Timeout | None = None) -> _Answered:
-    """Ask for a path; whatever codings the answer has are undone. Reads a byte more than a page may have."""
+    """Ask for a path; whatever codings the answer has are undone. Reads a part more than a page may have."""
     response = pool.urlopen(
         "GET", path, preload_content=False, redirect=False, timeout=timeout or pool.timeout
     )
     content_type = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     body, is_whole = bytearray(), True
     try:
-        while len(body) <= _MAX_PAGE_BYTES and (part := response.read1(_MAX_PAGE_BYTES + 1 - len(body))):
+        while len(body) <= _MAX_PAGE_BYTES and (part := response.read1(_PART_BYTES)):
             body += part
         if len(body) > _MAX_PAGE_BYTES:
             response.close()  # what is left unread must not be taken for the next answer

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -37,12 +38,16 @@ _DECLARED_ANYHOW = ("", "histogram", "untyped", "unknown")
 _ERRORS = (ValueError, IndexError, OverflowError)
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One time series of a page. `value` is `None` where the page says NaN or infinity."""
+class Series(NamedTuple):
+    """One time series of a page. A tuple and no dataclass: hundreds are made of each page."""
 
     labels: Mapping[str, str]
     value: float | None
+    """`None` where the page says NaN or infinity."""
+    source: Labels
+    """What tells its source from others: its labels but for `le` and ranks that all tell the same."""
+    bound: float | None
+    """Upper bound of a histogram's bucket, where it is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,60 +85,45 @@ class Exposition:
         return math.fsum(values) if values else None
 
     def find_histogram(self, family: str) -> Histogram | None:
-        """Histogram of a family, added up over its label sets.
+        """Histogram of a family, added up over its sources.
 
         `None` if the family is absent, is declared as something else, or its buckets contradict
         one another.
         """
-        return add_up_histogram(self, family, ())
-
-
-def add_up_histogram(page: Exposition, family: str, replicated: Collection[str]) -> Histogram | None:
-    """Histogram of a family, added up over its sources.
-
-    Of series that differ in `replicated` labels alone the highest counts: they tell the same events.
-    `None` if the family is absent, is declared as something else, or its buckets contradict one another.
-    """
-    if page.types.get(family, "") not in _DECLARED_ANYHOW:
-        return None
-    counts: dict[float, dict[Labels, float]] = {}
-    for series in page.series.get(f"{family}_bucket", ()):
-        bound = _parse_bound(series.labels.get("le", ""))
-        if bound is None or series.value is None:
+        if self.types.get(family, "") not in _DECLARED_ANYHOW:
             return None
-        source = source_of(series, ("le", *replicated))
-        of_bound = counts.setdefault(bound, {})
-        of_bound[source] = max(of_bound.get(source, 0.0), series.value)
-    bounds = tuple(sorted(counts))
-    ordered = tuple(sum(counts[bound].values()) for bound in bounds)
-    if not bounds or bounds[-1] != math.inf or list(ordered) != sorted(ordered):
-        return None
-    return Histogram(bounds, ordered, highest_sum(page.series.get(f"{family}_sum", ()), replicated) or 0.0)
+        counts: dict[float, dict[Labels, float]] = {}
+        for _, value, source, bound in self.series.get(f"{family}_bucket", ()):
+            if bound is None or value is None:
+                return None
+            sources = counts.setdefault(bound, {})
+            sources[source] = max(sources.get(source, 0.0), value)
+        bounds = tuple(sorted(counts))
+        ordered = [sum(counts[bound].values()) for bound in bounds]
+        if not bounds or bounds[-1] != math.inf or ordered != sorted(ordered):
+            return None
+        return Histogram(bounds, tuple(ordered), highest_sum(self.series.get(f"{family}_sum", ())) or 0.0)
 
 
-def source_of(series: Series, apart: Collection[str]) -> Labels:
-    """What tells a series' source from others: its labels without `apart`."""
-    return frozenset(pair for pair in series.labels.items() if pair[0] not in apart)
-
-
-def highest_sum(rows: Iterable[Series], replicated: Collection[str]) -> float | None:
-    """Sum over sources; of series that differ in `replicated` labels alone the highest counts."""
+def highest_sum(rows: Iterable[Series]) -> float | None:
+    """Sum over sources; of several series of one source, which tell the same, the highest counts."""
     highest: dict[Labels, float] = {}
-    for row in rows:
-        if row.value is not None:
-            source = source_of(row, replicated)
-            highest[source] = max(highest.get(source, -math.inf), row.value)
+    for _, value, source, _ in rows:
+        if value is not None:
+            highest[source] = max(highest.get(source, -math.inf), value)
     return math.fsum(highest.values()) if highest else None
 
 
 class _Head:
     """What stands before a value: name and labels. One object for each series, however it is written."""
 
-    __slots__ = ("labels", "name")
+    __slots__ = ("bound", "labels", "name", "source")
 
-    def __init__(self, name: str, labels: Mapping[str, str]) -> None:
+    def __init__(self, name: str, labels: Mapping[str, str], replicated: frozenset[str]) -> None:
         self.name = name
         self.labels = labels
+        self.source = frozenset(pair for pair in labels.items() if pair[0] not in replicated)
+        self.bound = _parse_bound(labels["le"]) if "le" in labels else None
 
 
 _UNWANTED: None = None
@@ -144,8 +134,18 @@ _Known = _Head | str | None
 class PageReader:
     """Reads pages of one kind of engine. May be shared by threads."""
 
-    def __init__(self, *, names: Collection[str] | None = None, prefixes: Collection[str] = ()) -> None:
-        """Look only for samples with these names, or names that begin so; with neither for all."""
+    def __init__(
+        self,
+        *,
+        names: Collection[str] | None = None,
+        prefixes: Collection[str] = (),
+        replicated: Collection[str] = (),
+    ) -> None:
+        """Look only for samples with these names, or names that begin so; with neither for all.
+
+        Series that differ in `replicated` labels alone tell the same thing.
+        """
+        self._replicated = frozenset(("le", *replicated))
         self._names = None if names is None else frozenset(names)
         self._prefixes = tuple(prefixes)
         self._known: dict[str, _Known] = {}
@@ -221,7 +221,8 @@ class PageReader:
         return self._intern(found["name"], labels)
 
     def _intern(self, name: str, labels: Mapping[str, str]) -> _Head:
-        return self._heads.setdefault((name, frozenset(labels.items())), _Head(name, labels))
+        key = (name, frozenset(labels.items()))
+        return self._heads.setdefault(key, _Head(name, labels, self._replicated))
 
     def _leave_to_library(self, text: str, reading: _Reading) -> None:
         name = text.partition("{")[0].partition(" ")[0].strip()
@@ -263,7 +264,7 @@ class _Reading:
     def finish(self, *, truncated: bool) -> Exposition:
         grouped: dict[str, list[Series]] = {}
         for head, value in self.values.items():
-            grouped.setdefault(head.name, []).append(Series(head.labels, value))
+            grouped.setdefault(head.name, []).append(Series(head.labels, value, head.source, head.bound))
         series = {
             name: tuple(rows)
             for name, rows in grouped.items()

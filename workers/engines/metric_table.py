@@ -13,15 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from workers.engines.base import Histogram
-from workers.engines.exposition import (
-    Exposition,
-    Labels,
-    PageReader,
-    Series,
-    add_up_histogram,
-    highest_sum,
-    source_of,
-)
+from workers.engines.exposition import Exposition, Labels, PageReader, Series, highest_sum
 
 PROCESS_START = "process_start_time_seconds"
 _PERCENT_ABOVE = 1.5
@@ -74,7 +66,8 @@ class MetricTable:
 
     def make_reader(self) -> PageReader:
         """Return a reader of pages that looks for these names only."""
-        return PageReader(names=(PROCESS_START, *self._sample_names()))
+        names = (PROCESS_START, *self._sample_names())
+        return PageReader(names=names, replicated=self.replicated)
 
     def _sample_names(self) -> Iterator[str]:
         for metric in self.metrics.values():
@@ -95,7 +88,7 @@ class Figures:
         metric = self._table.metrics[what]
         for name in metric.names:
             rows = self._page.series.get(name.text, ())
-            value = _highest(rows) if metric.kind is Kind.SAME else highest_sum(rows, self._table.replicated)
+            value = _highest(rows) if metric.kind is Kind.SAME else highest_sum(rows)
             if value is not None:
                 return value * name.scale
         return None
@@ -108,11 +101,14 @@ class Figures:
     def ratio(self, what: str) -> float | None:
         """Mean of the sources, 0 to 1. Percent are recognised and noted."""
         for name in self._names(what):
-            values = [row.value * name.scale for row in self._sources(name.text) if row.value is not None]
-            if not values:
+            highest: dict[Labels, float] = {}
+            for _, value, source, _ in self._page.series.get(name.text, ()):
+                if value is not None:
+                    highest[source] = max(highest.get(source, -math.inf), value * name.scale)
+            if not highest:
                 continue
-            mean = math.fsum(values) / len(values)
-            if max(values) > _PERCENT_ABOVE:
+            mean = math.fsum(highest.values()) / len(highest)
+            if max(highest.values()) > _PERCENT_ABOVE:
                 self.notes.append(f"{name.text} is told in percent")
                 mean /= _PERCENT
             return min(max(mean, 0.0), 1.0)
@@ -121,7 +117,7 @@ class Figures:
     def histogram(self, what: str) -> Histogram | None:
         """Histogram of all sources together, in our unit."""
         for name in self._names(what):
-            found = add_up_histogram(self._page, name.text, self._table.replicated)
+            found = self._page.find_histogram(name.text)
             if found is None:
                 if f"{name.text}_bucket" in self._page.series:
                     self.notes.append(f"{name.text} is no usable histogram")
@@ -140,7 +136,7 @@ class Figures:
                 if label in row.labels and row.value is not None:
                     parts.setdefault(row.labels[label], []).append(row)
             if parts:
-                sums = {key: highest_sum(rows, self._table.replicated) for key, rows in parts.items()}
+                sums = {key: highest_sum(rows) for key, rows in parts.items()}
                 return {key: value * name.scale for key, value in sums.items() if value is not None}
         return {}
 
@@ -161,16 +157,6 @@ class Figures:
 
     def _names(self, what: str) -> tuple[Name, ...]:
         return self._table.metrics[what].names
-
-    def _sources(self, name: str) -> Iterator[Series]:
-        """One series for each source: the highest of those that tell the same."""
-        highest: dict[Labels, Series] = {}
-        for row in self._page.series.get(name, ()):
-            source = source_of(row, self._table.replicated)
-            known = highest.get(source)
-            if row.value is not None and (known is None or row.value > (known.value or 0.0)):
-                highest[source] = row
-        yield from highest.values()
 
 
 def _highest(rows: Iterable[Series]) -> float | None:
