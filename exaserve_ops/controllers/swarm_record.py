@@ -72,9 +72,9 @@ class SwarmRecorder:
 
 
 def _ended(notes: SwarmNotes, views: Collection[NodeView], now_seconds: float) -> SwarmNotes:
-    """Count what came last, and keep no plan of what is over."""
+    """Count what came last; of what is over, neither the plan nor the counts are needed any more."""
     last = with_sights(notes, _sights(notes.revision, notes.counted, views), now_seconds=now_seconds)
-    return replace(last, ended_at_seconds=now_seconds, feeds=(), waiting=())
+    return replace(last, ended_at_seconds=now_seconds, feeds=(), waiting=(), counted={})
 
 
 def _sights(revision: str, node_ids: Collection[str], views: Collection[NodeView]) -> dict[str, MemberSight]:

@@ -14,7 +14,7 @@ from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.swarms import TREE_WORDS, egress_figure, swarm_page
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import Model
-from exaserve_ops.serving.selectors.swarms import model_swarm
+from exaserve_ops.serving.selectors.swarms import model_swarm, swarms_since
 from exaserve_ops.weights.domain.swarms import SwarmHealth
 
 SHOWN_SECONDS = 3600
@@ -54,15 +54,7 @@ def swarm_context(model: Model) -> dict[str, Any]:
 
 def swarms_now() -> list[tuple[Model, SwarmHealth, list[float]]]:
     """Each model whose weights go from node to node, or did within the hour; and what left the origin."""
-    reader = live_reader()
-    since = clock.unix_seconds() - SHOWN_SECONDS
-    fresh = {
-        revision
-        for revision, notes in reader.read_swarms().items()
-        if notes.ended_at_seconds is None or notes.ended_at_seconds >= since
-    }
-    found = []
-    for model in Model.objects.filter(digest__in=fresh).order_by("name"):
-        health = model_swarm(model, reader)
-        found.append((model, health, [float(point.origin_bytes) for point in health.points]))
-    return found
+    found = swarms_since(clock.unix_seconds() - SHOWN_SECONDS, live_reader())
+    return [
+        (model, health, [float(point.origin_bytes) for point in health.points]) for model, health in found
+    ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from django.db.models import Sum
@@ -28,14 +28,39 @@ class SwarmReader(Protocol):
 
 def model_swarm(model: Model, reader: SwarmReader) -> SwarmHealth:
     """How a model's weights go from node to node now, or went last. Two queries."""
+    [health] = _swarms_of([model], reader, reader.read_swarms())
+    return health
+
+
+def swarms_since(since_seconds: float, reader: SwarmReader) -> list[tuple[Model, SwarmHealth]]:
+    """Each model whose weights go from node to node now, or did until then; by name. Three queries."""
+    noted = reader.read_swarms()
+    fresh = {
+        revision
+        for revision, notes in noted.items()
+        if notes.ended_at_seconds is None or notes.ended_at_seconds >= since_seconds
+    }
+    models = list(Model.objects.filter(digest__in=fresh).order_by("name")) if fresh else []
+    return list(zip(models, _swarms_of(models, reader, noted), strict=True)) if models else []
+
+
+def _swarms_of(
+    models: Sequence[Model], reader: SwarmReader, noted: Mapping[str, SwarmNotes]
+) -> list[SwarmHealth]:
     nodes = nodes_in_service().select_related("failure_domain__parent__parent")
     places = {str(node.pk): Place(node.name, rack_of(node)) for node in nodes}
-    total = ModelFile.objects.filter(model=model).aggregate(bytes=Sum("size_bytes"))["bytes"]
-    facts = SwarmFacts(
-        revision=model.digest,
-        total_bytes=int(total or 0),
-        sights=reader.read_weights(places.keys()),
-        places=places,
-        notes=reader.read_swarms().get(model.digest),
-    )
-    return swarm_health(facts)
+    sights = reader.read_weights(places.keys())
+    files = ModelFile.objects.filter(model__in=models).values("model").order_by()
+    totals = {row["model"]: row["bytes"] for row in files.annotate(bytes=Sum("size_bytes"))}
+    return [
+        swarm_health(
+            SwarmFacts(
+                revision=model.digest,
+                total_bytes=int(totals.get(model.pk, 0)),
+                sights=sights,
+                places=places,
+                notes=noted.get(model.digest),
+            )
+        )
+        for model in models
+    ]
