@@ -67,7 +67,7 @@ _v1: list[URLPattern | URLResolver] = [
     ),
     path(
         "models/<uuid:pk>/prewarm",
-        ModelWeightsViewSet.as_view({"post": "prewarm", "delete": "end_prewarm"}),
+        ModelWeightsViewSet.as_view({"post": "prewarm", "patch": "pause_prewarm", "delete": "end_prewarm"}),
         name="api-model-prewarm",
     ),
     path(

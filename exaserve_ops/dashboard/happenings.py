@@ -112,6 +112,8 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "compiled_registered": "has compiled files beside its weights",
         "compiled_removed": "has these compiled files no more",
         "prewarm_changed": "is fetched ahead by another policy",
+        "prewarm_paused": "is fetched ahead no further",
+        "prewarm_resumed": "is fetched ahead again",
         "prewarm_ended": "is not fetched ahead any more",
     },
     "model_import": {

@@ -101,7 +101,8 @@ def policy_words(policy: PrewarmPolicy | None) -> str:
     )
     cap = f", {byte_size(policy.bytes_per_second)}/s each" if policy.bytes_per_second else ""
     busy = f"{policy.busiest_ratio:.0%}"
-    return f"{where}, {when}, up to {busy} busy, {policy.at_once} at once{cap}"
+    paused = "" if policy.enabled else "paused; "
+    return f"{paused}{where}, {when}, up to {busy} busy, {policy.at_once} at once{cap}"
 
 
 def clock_of(minute: int) -> str:

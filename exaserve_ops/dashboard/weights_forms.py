@@ -58,7 +58,7 @@ class PrewarmForm(forms.Form):
     busiest_percent = forms.IntegerField(
         min_value=0, max_value=_PERCENT, initial=50, label="Begin while at most, percent busy"
     )
-    megabytes_per_second = forms.IntegerField(
+    megabytes_per_second = forms.FloatField(
         min_value=0, initial=0, label="Each node at most, MB/s", help_text="0: as fast as it goes."
     )
     at_once = forms.IntegerField(min_value=1, initial=8, label="Nodes at once")
@@ -75,7 +75,7 @@ class PrewarmForm(forms.Form):
             busiest_ratio=asked["busiest_percent"] / _PERCENT,
             from_minute=0 if always else begin,
             until_minute=MINUTES_OF_A_DAY if always else end,
-            bytes_per_second=asked["megabytes_per_second"] * _MEGABYTE,
+            bytes_per_second=round(asked["megabytes_per_second"] * _MEGABYTE),
             at_once=asked["at_once"],
         )
 
@@ -89,7 +89,7 @@ def initial_of(policy: PrewarmPolicy | None) -> dict[str, Any]:
         "begin": _clock(policy.from_minute),
         "end": _clock(policy.until_minute % MINUTES_OF_A_DAY),
         "busiest_percent": round(policy.busiest_ratio * _PERCENT),
-        "megabytes_per_second": policy.bytes_per_second // _MEGABYTE,
+        "megabytes_per_second": f"{policy.bytes_per_second / _MEGABYTE:g}",
         "at_once": policy.at_once,
     }
 

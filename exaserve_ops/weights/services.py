@@ -114,6 +114,16 @@ def save_prewarm_policy(rules: PrewarmRules, *, now: datetime) -> None:
 
 
 @transaction.atomic
+def pause_prewarm_policy(revision: str, *, paused: bool) -> bool:
+    """Have a policy begin and go on with nothing, or go on by its rules. Returns whether that is new."""
+    policies = PrewarmPolicy.objects.filter(revision=revision).exclude(enabled=not paused)
+    changed = policies.update(enabled=not paused, note="")
+    if changed and paused:
+        pause_weights(PREWARM, revision, paused=True)  # going on is for the rules to say, node by node
+    return bool(changed)
+
+
+@transaction.atomic
 def delete_prewarm_policy(revision: str) -> bool:
     """Fetch a revision ahead no more, and let go of what was kept for that. Returns whether there was any."""
     release_weights(PREWARM, revision=revision)

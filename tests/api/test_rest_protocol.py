@@ -152,6 +152,7 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     ("post", "/api/v1/models/{key}/compiled", {"engine": "vllm"}, False, True, True),
     ("delete", "/api/v1/models/{key}/compiled/{key}", {}, False, True, True),
     ("post", "/api/v1/models/{key}/prewarm", {"reason": "x"}, False, True, True),
+    ("patch", "/api/v1/models/{key}/prewarm", {"paused": True}, False, True, True),
     ("delete", "/api/v1/models/{key}/prewarm", {}, False, True, True),
     ("post", "/api/v1/models/{key}/storage", {"storage": "node"}, False, True, True),
     ("post", "/api/v1/deployments", {}, False, True, True),

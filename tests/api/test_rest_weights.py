@@ -70,7 +70,11 @@ def test_prewarming_has_rules_that_are_checked(operator: JsonClient, node: Node,
     assert (body["policy"]["from_minute"], body["policy"]["at_once"]) == (1320, 4)
     for bad in ({"nodes": ["nobody"]}, {"busiest_ratio": 2}, {"bytes_per_second": 5}, {"at_once": 0}):
         assert operator.post(f"{address}/prewarm", good | bad).status_code == 400, bad
+    pause = {"paused": True, "reason": "the link is needed"}
+    assert operator.patch(f"{address}/prewarm", pause).json()["policy"]["enabled"] is False
+    assert operator.patch(f"{address}/prewarm", pause | {"paused": False}).json()["policy"]["enabled"] is True
     assert operator.delete(f"{address}/prewarm").json()["policy"] is None
+    assert operator.patch(f"{address}/prewarm", pause).status_code == 409
 
 
 def test_storage_and_origins_name_secrets_and_never_hold_any(operator: JsonClient, address: str) -> None:

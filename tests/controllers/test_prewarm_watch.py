@@ -13,7 +13,7 @@ from exaserve_ops.controllers.prewarm import PrewarmWatch
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.models import register_model
-from exaserve_ops.serving.services.weights import end_prewarm, set_prewarm
+from exaserve_ops.serving.services.weights import end_prewarm, pause_prewarm, set_prewarm
 from exaserve_ops.weights.domain.prewarm import PrewarmRules
 from exaserve_ops.weights.models import PrewarmPolicy, WeightsClaim
 from tests.fakes.fleet import NOW, ScriptedNode
@@ -63,6 +63,26 @@ def test_a_quiet_node_is_told_and_a_busy_one_waits(leader: Leader, node: Scripte
     assert claims() == []
     told = Event.objects.filter(subject_kind="model", event__startswith="prewarm")
     assert sorted(told.values_list("event", flat=True)) == ["prewarm_changed", "prewarm_ended"]
+
+
+def test_a_paused_policy_begins_nothing_and_goes_on_by_its_rules(
+    leader: Leader, node: ScriptedNode, model: Model
+) -> None:
+    set_prewarm(model.pk, PrewarmRules(""), actor="test", now=NOW, reason="launch")
+    look(leader, node)
+    assert pause_prewarm(model.pk, paused=True, actor="test", now=NOW, reason="the link is needed")
+    assert not pause_prewarm(model.pk, paused=True, actor="test", now=NOW)
+    look(leader, node)
+    assert claims() == [("prewarm", True)]
+    assert pause_prewarm(model.pk, paused=False, actor="test", now=NOW)
+    look(leader, node)
+    assert claims() == [("prewarm", False)]
+    told = Event.objects.filter(subject_kind="model", event__startswith="prewarm").order_by("pk")
+    assert [*told.values_list("event", flat=True)] == [
+        "prewarm_changed",
+        "prewarm_paused",
+        "prewarm_resumed",
+    ]
 
 
 def test_a_node_whose_disk_cannot_be_used_is_passed_over(

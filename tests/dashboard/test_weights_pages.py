@@ -93,6 +93,14 @@ def test_rules_are_set_shown_again_and_ended(operator: Client, model: Model, nod
     assert 'value="22:00"' in text
     policy = PrewarmPolicy.objects.get()
     assert (policy.from_minute, policy.until_minute, policy.bytes_per_second) == (1320, 390, 200_000_000)
+    paused = operator.post(address, {"act": "pause", "reason": "the link is needed"}, follow=True)
+    assert "paused; 1 node, 22:00" in paused.content.decode()
+    assert "Go on" in operator.post(address, {"act": "pause"}, follow=True).content.decode()
+    assert "paused;" not in operator.post(address, {"act": "resume"}, follow=True).content.decode()
+    assert PrewarmPolicy.objects.get().enabled
+    slow = operator.post(address, rules | {"megabytes_per_second": 1.5}, follow=True).content.decode()
+    assert PrewarmPolicy.objects.get().bytes_per_second == 1_500_000
+    assert 'value="1.5"' in slow
     wrong = operator.post(address, rules | {"nodes": "nobody"}, follow=True).content.decode()
     assert "no node in service is named nobody" in wrong
     operator.post(address, {"act": "end"})

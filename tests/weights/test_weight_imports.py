@@ -91,6 +91,8 @@ def test_the_first_node_starts_from_it_and_fetches_nothing_when_it_is_registered
         store.take_in(wanted=[model.wanted(WeightsSource(kind="hub", location="https://nowhere/o/n"))])
         store.wait_state(model, WeightsState.READY)
         wait_for(lambda: store.seen(order) is None, "the import to be over")
+        held = store.wait_state(model, WeightsState.READY)
+        assert [(one.kind, one.bytes) for one in held.sources] == [("hub", model.total_bytes)]
         assert len(hub.asked) == asked
     assert store.keeper.verdict(model.revision).folder is not None
     assert not list((store.root / "store" / "imports").iterdir())

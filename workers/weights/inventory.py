@@ -197,6 +197,12 @@ class Inventory:
             facts.damaged_pieces += progress.damaged_pieces
             self.shelf.save_facts()
 
+    def note_imported(self, revision: str, source: str, total_bytes: int) -> None:
+        """Remember that an import brought it, unless something is remembered of it already."""
+        with self._lock:
+            facts = self.shelf.facts_of(revision)
+            facts.sources = facts.sources or {source: total_bytes}
+
     def evict(self, revision: str) -> None:
         """Delete a whole revision."""
         with self._lock:

@@ -370,9 +370,10 @@ class WeightsKeeper:
     def _settle_imports(self, now: float) -> bool:
         """Take what imports have put in its place."""
         found = self._imports.look(now) if self._imports is not None and self._revision else []
-        for revision in found:
-            self._inventory.note_activated(revision)
-            logger.info("revision %s was taken in", revision[:19])
+        for one in found:
+            self._inventory.note_imported(one.revision, f"{one.kind} {one.host}", one.total_bytes)
+            self._inventory.note_activated(one.revision)
+            logger.info("revision %s was taken in", one.revision[:19])
         return bool(found)
 
     def _note_failure(self, revision: str, job: FetchJob, now: float) -> None:

@@ -47,6 +47,7 @@ class PrewarmPolicySerializer(serializers.ModelSerializer[PrewarmPolicy]):
     class Meta:
         model = PrewarmPolicy
         fields: ClassVar[list[str]] = [
+            "enabled",
             "node_names",
             "busiest_ratio",
             "from_minute",
@@ -118,6 +119,13 @@ class PrewarmRequestSerializer(StrictSerializer):
     )
     bytes_per_second = serializers.IntegerField(min_value=0, required=False, default=0)
     at_once = serializers.IntegerField(min_value=1, max_value=MAX_NODES, required=False, default=8)
+    reason = serializers.CharField(max_length=500)
+
+
+class PrewarmPauseSerializer(StrictSerializer):
+    """Stops fetching ahead, or lets it go on."""
+
+    paused = serializers.BooleanField(help_text="What is on disks stays, and so do the rules.")
     reason = serializers.CharField(max_length=500)
 
 

@@ -15,6 +15,7 @@ from exaserve_ops.api.ports import replica_loads
 from exaserve_ops.api.serializers.strict import NoBodySerializer
 from exaserve_ops.api.serializers.weights import (
     ModelWeightsSerializer,
+    PrewarmPauseSerializer,
     PrewarmRequestSerializer,
     StorageRequestSerializer,
     WeightsRequestSerializer,
@@ -26,6 +27,7 @@ from exaserve_ops.serving.selectors.weights import ModelWeights, model_weights
 from exaserve_ops.serving.services.weights import (
     change_storage,
     end_prewarm,
+    pause_prewarm,
     pause_weights,
     release_weights,
     set_prewarm,
@@ -44,6 +46,7 @@ class ModelWeightsViewSet(OpsViewSet[Model]):
         "retrieve": "weights.view_nodeweights",
         "act": "weights.add_weightsclaim",
         "prewarm": "weights.change_prewarmpolicy",
+        "pause_prewarm": "weights.change_prewarmpolicy",
         "end_prewarm": "weights.change_prewarmpolicy",
         "store": "serving.change_model",
     }
@@ -99,6 +102,17 @@ class ModelWeightsViewSet(OpsViewSet[Model]):
         model = self.get_object()
         rules = PrewarmRules(model.digest, node_names=names, **body)
         set_prewarm(model.pk, rules, actor=self.actor, now=clock.now(), reason=reason)
+        return self._answer(model)
+
+    @extend_schema(request=PrewarmPauseSerializer, responses=ModelWeightsSerializer)
+    @acts_once
+    def pause_prewarm(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Stop fetching it ahead and keep what is there, or go on. Refused (409) where it has no rules."""
+        body = self.read_body(PrewarmPauseSerializer)
+        model = self.get_object()
+        pause_prewarm(
+            model.pk, paused=body["paused"], actor=self.actor, now=clock.now(), reason=body["reason"]
+        )
         return self._answer(model)
 
     @extend_schema(request=NoBodySerializer, responses=ModelWeightsSerializer)

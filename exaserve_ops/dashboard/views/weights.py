@@ -25,6 +25,7 @@ from exaserve_ops.serving.selectors.weights import model_weights
 from exaserve_ops.serving.services.weights import (
     change_storage,
     end_prewarm,
+    pause_prewarm,
     pause_weights,
     release_weights,
     set_prewarm,
@@ -149,6 +150,8 @@ def weights_prewarm(request: HttpRequest, model_id: UUID) -> HttpResponse:
         end_prewarm(model_id, actor=actor, now=now, reason=request.POST.get("reason", "").strip())
         messages.success(request, f"{model.name} is not fetched ahead any more.")
         return redirect("weights_of_model", model_id)
+    if request.POST.get("act") in {"pause", "resume"}:
+        return _pause_prewarm(request, model, paused=request.POST["act"] == "pause")
     form = PrewarmForm(request.POST)
     if not form.is_valid():
         return _wrong(request, model_id, form.errors.as_text())
@@ -159,6 +162,17 @@ def weights_prewarm(request: HttpRequest, model_id: UUID) -> HttpResponse:
         return _wrong(request, model_id, str(error))
     messages.success(request, f"{model.name} is fetched ahead by these rules from now on.")
     return redirect("weights_of_model", model_id)
+
+
+def _pause_prewarm(request: HttpRequest, model: Model, *, paused: bool) -> HttpResponse:
+    reason = request.POST.get("reason", "").strip()[:500]
+    try:
+        pause_prewarm(model.pk, paused=paused, actor=actor_of(request), now=clock.now(), reason=reason)
+    except OpsError as error:
+        return _wrong(request, model.pk, str(error))
+    told = "is paused; what is there stays" if paused else "goes on by its rules"
+    messages.success(request, f"Fetching {model.name} ahead {told}.")
+    return redirect("weights_of_model", model.pk)
 
 
 @require_POST

@@ -95,27 +95,37 @@ def _node_rows(revision: str, live: LiveNodes) -> tuple[NodeRow, ...]:
         claims.setdefault(node_id, []).append((owner, paused))
     moving = [str(node_id) for node_id, row in recorded.items() if row.state != READY]
     speeds = {node_id: _live_of(revision, told) for node_id, told in live(moving).items()}
-    nodes = nodes_in_service().order_by("name").values_list("pk", "name", "simulated")
+    nodes = list(nodes_in_service().order_by("name").values_list("pk", "name", "simulated"))
+    names = {str(pk): name for pk, name, _ in nodes}
     return tuple(
-        _node_row(NodeRow(pk, name, simulated), recorded.get(pk), claims.get(pk, ()), speeds.get(str(pk), {}))
+        _node_row(
+            _with_claims(NodeRow(pk, name, simulated), claims.get(pk, ())),
+            recorded.get(pk),
+            speeds.get(str(pk), {}),
+            names,
+        )
         for pk, name, simulated in nodes
     )
 
 
-def _node_row(
-    row: NodeRow, known: NodeWeights | None, claims: Sequence[tuple[str, bool]], now: Mapping[str, Any]
-) -> NodeRow:
-    claimed = replace(
+def _with_claims(row: NodeRow, claims: Sequence[tuple[str, bool]]) -> NodeRow:
+    return replace(
         row,
         owners=tuple(owner for owner, _ in claims),
         paused=bool(claims) and all(paused for _, paused in claims),
     )
+
+
+def _node_row(
+    row: NodeRow, known: NodeWeights | None, now: Mapping[str, Any], names: Mapping[str, str]
+) -> NodeRow:
     if known is None:
-        return claimed
+        return row
     return replace(
-        claimed,
+        row,
         state=known.state,
-        reason=known.reason or str(now.get("reason", "")),
+        # A heartbeat is newer than the record, which notes reasons of waiting and failing alone.
+        reason=str(now.get("reason", "")) if now else known.reason,
         have_bytes=int(now.get("have_bytes", known.have_bytes)),
         total_bytes=known.total_bytes,
         bytes_per_second=float(now.get("bytes_per_second", 0.0)),
@@ -123,7 +133,7 @@ def _node_row(
         in_use=known.in_use,
         damaged_pieces=known.damaged_pieces,
         spoilt=known.spoilt,
-        sources=_sources(known, now),
+        sources=_sources(known, now, names),
         since=known.since,
     )
 
@@ -133,13 +143,11 @@ def _live_of(revision: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((one for one in held if one.get("revision") == revision), {})
 
 
-def _sources(known: NodeWeights, now: Mapping[str, Any]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for source in now.get("sources", ()):
-        counts[f"{source['kind']} {source.get('name', '')}".strip()] = int(source["bytes"])
-    if not counts:
-        counts = {f"{kind} {name}".strip(): int(count) for kind, name, count in known.sources}
-    return counts
+def _sources(known: NodeWeights, now: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, int]:
+    """Bytes by where they came from; nodes by their names."""
+    told = [(one["kind"], one.get("name", ""), one["bytes"]) for one in now.get("sources", ())]
+    counts = told or [(kind, name, count) for kind, name, count in known.sources]
+    return {f"{kind} {names.get(name, name)}".strip(): int(count) for kind, name, count in counts}
 
 
 def origins_of(model: Model) -> tuple[Origin, ...]:

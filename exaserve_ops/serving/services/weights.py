@@ -30,6 +30,7 @@ from exaserve_ops.serving.models import Model, ModelManifest, Replica
 from exaserve_ops.weights import services as weights
 from exaserve_ops.weights.domain.prewarm import PrewarmRules
 from exaserve_ops.weights.domain.wanted import Origin
+from exaserve_ops.weights.models import PrewarmPolicy
 
 
 @transaction.atomic
@@ -155,6 +156,23 @@ def set_prewarm(model_id: UUID, rules: PrewarmRules, *, actor: str, now: datetim
     weights.save_prewarm_policy(replace(rules, revision=model.digest), now=now)
     where = f"{len(known)} nodes" if rules.node_names else "every node"
     _record(model, "prewarm_changed", f"on {where}, {rules.at_once} at once", reason, actor=actor, now=now)
+
+
+@transaction.atomic
+def pause_prewarm(model_id: UUID, *, paused: bool, actor: str, now: datetime, reason: str = "") -> bool:
+    """Stop fetching a model ahead, keeping what is there and the rules; or go on. Returns whether it was new.
+
+    Raises `ConflictError` for a model that is not fetched ahead.
+    """
+    model = Model.objects.get(pk=model_id)
+    if not PrewarmPolicy.objects.filter(revision=model.digest).exists():
+        raise ConflictError(f"'{model.name}' is not fetched ahead")
+    changed = weights.pause_prewarm_policy(model.digest, paused=paused)
+    if changed:
+        event = "prewarm_paused" if paused else "prewarm_resumed"
+        told = "what is there stays, and so do the rules" if paused else "by its rules"
+        _record(model, event, told, reason, actor=actor, now=now)
+    return changed
 
 
 @transaction.atomic

@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
+from urllib.parse import urlsplit
 
 from workers.protocol.imports import (
     FINDINGS_PART_BYTES,
@@ -59,6 +60,22 @@ class _Telling:
     not_before: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A revision that an import has put into its place."""
+
+    revision: str
+    kind: str
+    location: str
+    total_bytes: int
+
+    @property
+    def host(self) -> str:
+        """Where it came from, for people: as sources are named."""
+        parts = urlsplit(self.location)
+        return parts.netloc if parts.scheme.startswith("http") else f"{parts.scheme}://{parts.netloc}"
+
+
 class ImportDesk:
     """Used by the keeper's thread; `take` by any."""
 
@@ -92,8 +109,8 @@ class ImportDesk:
             run.stop()
 
     # -- for the plan ----------------------------------------------------------------------------
-    def look(self, now: float) -> list[str]:
-        """Begin and end runs as they are wanted. Returns revisions that are whole since the last look."""
+    def look(self, now: float) -> list[Imported]:
+        """Begin and end runs as they are wanted. Returns what is whole since the last look."""
         orders = self._orders
         for key in [
             key for key in self._runs if key not in orders or not _goes_on(self._runs[key], orders[key])
@@ -106,9 +123,16 @@ class ImportDesk:
         for key, order in orders.items():
             if key not in self._runs and not order.paused and not self._why_not(key, order, now):
                 self._begin(key, order)
-        found = {run.going.revision for run in self._runs.values() if run.going.phase is Phase.FOUND}
-        news, self._settled = found - self._settled, found
-        return sorted(news)
+        found = {
+            run.going.revision: Imported(
+                run.going.revision, run.order.kind, run.going.location, run.going.total_bytes
+            )
+            for run in self._runs.values()
+            if run.going.phase is Phase.FOUND
+        }
+        news = [one for revision, one in found.items() if revision not in self._settled]
+        self._settled = set(found)
+        return news
 
     def wanted(self, now: float) -> list[Wanted]:
         """What the store is to plan with."""
