@@ -99,6 +99,11 @@ class DeploymentForm(forms.Form):
         label="Replace slow replicas",
         help_text="Those that stay slower than their peers; one at a time.",
     )
+    requires_go = forms.BooleanField(
+        required=False,
+        label="Rollouts need a go",
+        help_text="Of a validation of their model on their engine.",
+    )
     balance_sessions = forms.BooleanField(
         required=False,
         initial=True,

@@ -29,6 +29,7 @@ from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.serving.selectors.rooms import node_rooms, placement_request
 from exaserve_ops.sessions.selectors import active_sessions_by_replica, departures
+from exaserve_ops.validation.selectors import latest_go
 
 SLOT_SECONDS = 10
 _MARGIN_SECONDS = 60.0
@@ -307,6 +308,11 @@ def _obstacles(deployment: Deployment, old: Release, new: Release) -> tuple[str,
         found.append(f"The deployment is {deployment.status}.")
     if old.pk == new.pk:
         found.append(f"The deployment runs release {old.number} already: change the model or an option.")
+    if deployment.requires_go and latest_go(new.model_id, new.engine) is None:
+        found.append(
+            f"It requires a go, and no validation of {new.model.name} on {new.engine} has ended with one: "
+            "validate the model first, on its page."
+        )
     running = rollout_of(deployment.pk)
     if running is not None:
         found.append(f"Another rollout of it is {running.status.replace('_', ' ')}: let that one end first.")

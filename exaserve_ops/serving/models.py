@@ -242,6 +242,10 @@ class Deployment(models.Model):
     drain_slow = models.BooleanField(
         default=False, help_text="Replace and drain a replica that stays slower than its peers."
     )
+    requires_go = models.BooleanField(
+        default=False,
+        help_text="A rollout needs a validation that ended with go, of its model on its engine.",
+    )
     balance_sessions = models.BooleanField(
         default=True, help_text="Move sessions off replicas whose KV memory they overfill."
     )

@@ -103,6 +103,9 @@ def test_knee_is_where_more_at_once_bring_no_more() -> None:
     finding = found("concurrency", MadeUpEngine())
     assert finding.details["knee"] == 4
     assert [level["at_once"] for level in finding.details["levels"]] == [1, 2, 4, 8]
+    assert "more than 4 at once bring hardly more" in finding.why
+    short = MadeUpEngine().play(procedures.check_concurrency(replace(SUBJECT, most_at_once=2)))
+    assert "the most that was tried" in short.why
 
 
 def test_memory_that_was_not_planned_is_not_judged() -> None:

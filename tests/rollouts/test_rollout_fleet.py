@@ -22,8 +22,14 @@ from exaserve_ops.rollouts.services.rollouts import (
     preview_rollout,
 )
 from exaserve_ops.serving.models import Deployment, Replica
-from exaserve_ops.serving.services.deployments import delete_deployment, scale_deployment
+from exaserve_ops.serving.services.deployments import (
+    delete_deployment,
+    scale_deployment,
+    update_deployment,
+)
 from exaserve_ops.serving.services.releases import ReleaseWish
+from exaserve_ops.validation.models import Validation
+from exaserve_ops.validation.services import ValidationWish, ask_validation
 from tests.fakes.fleet import make_deployment, seen
 from tests.fakes.leader import leading
 from tests.fakes.scripted_fleet import Fleet, State
@@ -260,6 +266,23 @@ def test_what_is_not_confirmed_as_it_is_planned_now_does_not_begin(stage: Stage)
     assert create(confirmed=plan.digest).status == "running"
     with pytest.raises(ConflictError, match="let that one end first"):
         create(V3)
+
+
+def test_deployment_that_requires_a_go_rolls_out_nothing_without(stage: Stage) -> None:
+    update_deployment(stage.deployment.pk, {"requires_go": True}, actor="user:test", now=clock.now())
+    policy = checked_policy(QUICK)
+
+    def refusals() -> tuple[str, ...]:
+        plan = preview_rollout(stage.deployment.pk, V2, policy, actor="user:test", now=clock.now())
+        return plan.refusals
+
+    [refusal] = refusals()
+    assert "no validation of tiny on simulated has ended with one" in refusal
+    wish = ValidationWish(stage.deployment.model_id, ("simulated",))
+    validation = ask_validation(wish, reason="try", actor="user:test", now=clock.now())
+    validation.checks.update(status="passed")
+    Validation.objects.filter(pk=validation.pk).update(status="go", ended_at=clock.now())
+    assert refusals() == ()
 
 
 def test_rollout_that_cannot_be_read_holds_up_no_other_and_says_so(stage: Stage) -> None:

@@ -132,6 +132,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "stall_seconds",
             "standbys",
             "drain_slow",
+            "requires_go",
             "balance_sessions",
             "balance_from_percent",
             "balance_gap_percent",
@@ -249,6 +250,9 @@ class DeploymentRequestSerializer(StrictSerializer):
     drain_slow = serializers.BooleanField(
         required=False, default=False, help_text="Replace replicas that stay slower than their peers."
     )
+    requires_go = serializers.BooleanField(
+        required=False, default=False, help_text="A rollout needs a validation that ended with go."
+    )
     balance_sessions = _balance(default=True)
     balance_from_percent = _balance_from(default=90)
     balance_gap_percent = _balance_gap(default=30)
@@ -288,6 +292,7 @@ class DeploymentChangeSerializer(StrictSerializer):
     stall_seconds = _seconds()
     standbys = replica_count(required=False)
     drain_slow = serializers.BooleanField(required=False)
+    requires_go = serializers.BooleanField(required=False)
     balance_sessions = _balance()
     balance_from_percent = _balance_from()
     balance_gap_percent = _balance_gap()

@@ -160,5 +160,6 @@ def _wish_of(data: dict[str, Any]) -> DeploymentWish:
         stall_seconds=60 if data["stall_seconds"] is None else data["stall_seconds"],
         standbys=data["standbys"] or 0,
         drain_slow=data["drain_slow"],
+        requires_go=data["requires_go"],
         balance_sessions=data["balance_sessions"],
     )

@@ -40,7 +40,7 @@ BOUNDS = {
 }
 """Lowest and highest value of each number of a deployment; zero memory or start: computed."""
 _BALANCE = ("balance_sessions", "balance_from_percent", "balance_gap_percent")
-_PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow", *_BALANCE)
+_PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow", "requires_go", *_BALANCE)
 _POOL = ("spill", "spill_reason")
 _PLACES = ("accelerator", "slice_memory_bytes", *_POOL)
 """Where new replicas may go; those that run stay where they are."""
@@ -67,6 +67,8 @@ class DeploymentWish:
     stall_seconds: int = 60
     standbys: int = 0
     drain_slow: bool = False
+    requires_go: bool = False
+    """A rollout needs a validation that ended with go."""
     balance_sessions: bool = True
     """Whether sessions leave replicas whose KV memory they overfill, for emptier ones."""
     balance_from_percent: int = 90
@@ -120,6 +122,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
                 stall_seconds=wish.stall_seconds,
                 standbys=wish.standbys,
                 drain_slow=wish.drain_slow,
+                requires_go=wish.requires_go,
                 balance_sessions=wish.balance_sessions,
                 balance_from_percent=wish.balance_from_percent,
                 balance_gap_percent=wish.balance_gap_percent,

@@ -221,7 +221,10 @@ def check_concurrency(subject: Subject) -> Procedure:
     if knee is None:
         return Finding(SKIPPED, why="no request was to be sent at once")
     figure = f"{knee.tokens_per_second:.0f} tokens/s with {knee.at_once} at once"
-    why = f"more than {knee.at_once} at once bring hardly more and wait longer: a good max_num_seqs"
+    if knee.at_once == levels[-1].at_once > 1:
+        why = "the most that was tried: more at once may bring more"
+    else:
+        why = f"more than {knee.at_once} at once bring hardly more and wait longer: a good max_num_seqs"
     return Finding(PASSED, figure, "all answered", why, {"levels": _rows(levels), "knee": knee.at_once})
 
 
