@@ -124,8 +124,8 @@ class ValidationDriver:
         match action:
             case do.Move(event, why):
                 advance_validation(validation.pk, event, why=why, actor=ACTOR, now=now)
-            case do.MakeTrial(engine):
-                self._try_engine(validation, engine)
+            case do.MakeTrial(position, engine):
+                self._try_engine(validation, position, engine)
             case do.EndTrial():
                 end_trial(validation, now=now)
             case do.Wait(why):
@@ -150,13 +150,13 @@ class ValidationDriver:
         begin_check(validation, position, now=clock.now())
         record_finding(validation, position, judge(validation, check), now=clock.now())
 
-    def _try_engine(self, validation: Validation, engine: str) -> None:
+    def _try_engine(self, validation: Validation, position: int, engine: str) -> None:
+        begin_check(validation, position, now=clock.now())
         try:
             make_trial(validation, engine, now=clock.now())
         except InvalidInputError as error:
-            check = validation.checks.get(name=catalogue.LAUNCH, engine=engine)
             finding = Finding(FAILED, why=f"no deployment can be made to try it: {error}")
-            record_finding(validation, check.position, finding, now=clock.now())
+            record_finding(validation, position, finding, now=clock.now())
 
     def _begin(self, validation: Validation, position: int) -> None:
         check = validation.checks.get(position=position)

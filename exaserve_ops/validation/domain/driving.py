@@ -75,8 +75,9 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class MakeTrial:
-    """Ask for a deployment that an engine is tried in."""
+    """Ask for a deployment that an engine is tried in: with it the check of its launch begins."""
 
+    position: int
     engine: str
 
 
@@ -168,7 +169,7 @@ def _launch(check: CheckState, view: ValidationView, now: datetime) -> Action:
     if trial.state == ENDING or (trial.state != NO_TRIAL and trial.engine != check.engine):
         return _clear_away(view) or Wait("")
     if trial.state == NO_TRIAL:
-        return MakeTrial(check.engine)
+        return MakeTrial(check.position, check.engine)
     if trial.state == READY:
         took = f"{trial.start_seconds:.1f} s" if trial.start_seconds is not None else ""
         return Record(check.position, Finding(states.PASSED, took, why="its replica is ready"))

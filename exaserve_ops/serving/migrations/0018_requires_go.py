@@ -6,7 +6,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('serving', '0016_compiled_sets'),
+        ('serving', '0017_staged_start'),
     ]
 
     operations = [
