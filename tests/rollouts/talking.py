@@ -20,13 +20,14 @@ from bench.relocation.house import running
 from bench.relocation.wire import OK, ask
 
 TALKERS = 4
-TURNS_EACH = 20
-"""Turns of one conversation; then the next one begins."""
+TURNS_EACH = 10
+"""Turns of one conversation; then the next one begins. It grows by some 110 tokens each, so a turn computes
+as many, and all of them where the conversation has moved."""
 ANSWER_TOKENS = 8
 PAUSE_SECONDS = 0.25
 BLOCKS = 512
 _WORDS = ("river", "window", "garden", "letter", "music", "winter", "bread", "engine", "quiet", "morning")
-_WORDS_A_TURN = 60
+_WORDS_A_TURN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ class Load:
         said: tuple[tuple[str, str], ...] = ()
         for turn in range(TURNS_EACH):
             asked = " ".join(drawn.choices(_WORDS, k=_WORDS_A_TURN))
-            said = (*said, ("user", asked))[-7:]
+            said = (*said, ("user", asked))
             answer = self._ask(client, session, said, streams=streams)
             if answer is not None:
                 text, tokens, replica_id = answer

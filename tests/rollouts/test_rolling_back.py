@@ -46,7 +46,7 @@ def test_release_that_does_not_start(fleet: RollingFleet) -> None:
 def test_release_that_answers_slowly(fleet: RollingFleet) -> None:
     """It computes one token of all prompts and answers a step: right, and many times slower."""
     with nobody_notices(fleet):
-        rollout = fleet.end_of(fleet.by_page(QUICK, max_num_batched_tokens=1))
+        rollout = fleet.end_of(fleet.by_page(QUICK | {"min_requests": 12}, max_num_batched_tokens=1))
     assert_came_back_from_the_canary(rollout, "TTFT p95", "time between tokens p95")
     assert "may by chance" in rollout["why"], "and says what would have been"
 
@@ -72,7 +72,7 @@ def test_weights_that_are_cut_off_at_the_source(fleet: RollingFleet, spoiler: Sp
 def test_weights_that_are_read_in_place_and_are_not_what_was_registered(
     fleet: RollingFleet, spoiler: Spoiler, spoil: str
 ) -> None:
-    model, shard = spoiler.registered(f"demo-{spoil.replace('_', '-')}")
+    model, shard = spoiler.registered(f"demo-in-place-{spoil.replace('_', '-')}")
     {"flip_a_byte": flip_a_byte, "cut_off": cut_off, "spoil_header": spoil_header}[spoil](shard)
     with nobody_notices(fleet):
         rollout = fleet.end_of(fleet.by_admin(PATIENT, model=model["id"]))
