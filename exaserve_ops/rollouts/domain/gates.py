@@ -113,7 +113,7 @@ def _readiness(health: Health) -> Gate:
 
 
 def _crashes(health: Health, policy: RolloutPolicy) -> Gate:
-    limit = f"{policy.max_restarts} restarts of one"
+    limit = f"{policy.max_restarts} restart{'' if policy.max_restarts == 1 else 's'} of one"
     figure = f"{health.restarts} at most of one"
     if health.failed:
         return Gate(
