@@ -33,6 +33,8 @@ QUICK: dict[str, Any] = {
 }
 PATIENT: dict[str, Any] = QUICK | {"max_ttft_ratio": 4, "max_itl_ratio": 4}
 """For good releases on a machine that has much else to do: starting engines takes all of its cores."""
+DOES_NOT_START: dict[str, Any] = {"extra_arguments": "--no-such-flag"}
+"""Options that nobody but the engine itself can refuse."""
 LONGEST_SECONDS = 400.0
 LOOK_SECONDS = 0.3
 
@@ -126,6 +128,7 @@ class RollingFleet:
             "policy": dict(policy),
         }
         plan = self.api.post("/rollouts/plan", json=wish).json()
+        assert "digest" in plan, plan
         asked = self.api.post("/rollouts", json=wish | {"plan": plan["digest"], "reason": "try"})
         assert asked.status_code == httpx.codes.CREATED, asked.text
         return str(asked.json()["id"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rollouts.conftest import Spoiler
-from tests.rollouts.rolling_fleet import NODES, PATIENT, QUICK, Json, RollingFleet, told
+from tests.rollouts.rolling_fleet import DOES_NOT_START, NODES, PATIENT, QUICK, Json, RollingFleet, told
 
 pytestmark = [pytest.mark.rollouts, pytest.mark.timeout(600)]
 
@@ -39,8 +39,8 @@ def assert_came_back_from_the_canary(rollout: Json, *reasons: str) -> None:
 
 def test_release_that_does_not_start(fleet: RollingFleet) -> None:
     with nobody_notices(fleet):
-        rollout = fleet.end_of(fleet.by_rest(QUICK, no_such_option=1))
-    assert_came_back_from_the_canary(rollout, "given up")
+        rollout = fleet.end_of(fleet.by_rest(QUICK, **DOES_NOT_START))
+    assert_came_back_from_the_canary(rollout, "given up", "was restarted")
 
 
 def test_release_that_answers_slowly(fleet: RollingFleet) -> None:
