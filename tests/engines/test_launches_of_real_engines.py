@@ -212,6 +212,14 @@ def test_code_of_a_models_runs_where_the_operator_allows_it() -> None:
     assert "--trust-remote-code" in VLLM.build_launch({"trust_remote_code": True}, context).argv
 
 
+def test_sockets_fit_whatever_the_agents_home_is_or_it_is_said(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*["a-long-name-of-a-folder"] * 4)
+    vllm = VLLM.build_launch({}, replace(context_for(VLLM), runtime_dir=deep))
+    assert vllm.env["VLLM_RPC_BASE_PATH"] == "."  # relative to where it starts
+    with pytest.raises(EngineOptionError, match="start the agent with a home that is nearer to the root"):
+        SGLANG.build_launch({}, replace(context_for(SGLANG), runtime_dir=deep))
+
+
 def test_two_engines_may_share_one_card() -> None:
     options: EngineOptions = {"gpu_memory_utilization": 0.45}
     context = replace(context_for(VLLM, options), accelerator_uuids=("GPU-1",), accelerator_kind="cuda")

@@ -13,6 +13,8 @@ from workers.protocol.engines.option import EngineTable, read_environment
 HTTP, RENDEZVOUS = "http", "rendezvous"
 KV_EVENTS, KV_REPLAY = "kv events", "kv replay"
 KV_TOPIC = "kv-events"
+_SOCKET_CHARACTERS = 107
+"""Most of a Unix socket's address on Linux."""
 _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -34,6 +36,20 @@ def event_endpoint(port: int) -> str:
     what they look for and no other reader than this node.
     """
     return f"tcp://[::ffff:127.0.0.1]:{port}"
+
+
+def check_socket_room(context: LaunchContext, name_characters: int) -> None:
+    """Raise `EngineOptionError` where the engine's sockets would have longer addresses than there can be.
+
+    `name_characters`: of the longest name that it gives a socket in its temporary folder.
+    """
+    most = _SOCKET_CHARACTERS - 1 - name_characters
+    told = len(str(context.runtime_dir))
+    if told > most:
+        raise EngineOptionError(
+            f"the agent's home makes paths of {told} characters, and its sockets leave room for {most}: "
+            "start the agent with a home that is nearer to the root"
+        )
 
 
 def in_url(host: str) -> str:

@@ -16,6 +16,7 @@ from workers.engines.foreign_launch import (
     base_environment,
     check_accelerators,
     check_remote_code,
+    check_socket_room,
     event_endpoint,
     first_ports,
     in_url,
@@ -30,6 +31,8 @@ ENTRY = Path(__file__).with_name("entry.py")
 NCCL = "nccl"
 _DERIVED_PORTS = 7
 """SGLang counts upwards from the rendezvous port for what its data-parallel ranks talk by."""
+_SOCKET_NAME_CHARACTERS = len("tmp12345678")
+"""Its processes talk by sockets that are named as Python names temporary files."""
 _NEEDS = {
     **dict.fromkeys(
         ("hicache_ratio", "hicache_size", "hicache_write_policy", "hicache_storage_backend"),
@@ -68,6 +71,7 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
     version = read_version(install.version)
     check_options(options, version)
     check_remote_code(options, context)
+    check_socket_room(context, _SOCKET_NAME_CHARACTERS)
     check_accelerators(parallel_words(options), ranks(options), context)
     ports = first_ports(port_blocks(options), context.ports)
     arguments = [

@@ -176,6 +176,9 @@ def _environment(
         "VLLM_PORT": str(ports[INTERNAL]),
         "VLLM_CACHE_ROOT": f"{context.engine_cache or context.runtime_dir}/vllm",
         "VLLM_CONFIG_ROOT": str(context.runtime_dir),
+        # Its processes talk by sockets there. It starts in its runtime folder, whose whole path may be
+        # longer than a socket's address.
+        "VLLM_RPC_BASE_PATH": ".",
     }
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if options.get("enable_sleep_mode"):
