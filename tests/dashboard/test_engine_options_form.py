@@ -111,6 +111,10 @@ def test_nodes_with_an_older_version_are_named_where_it_lacks_an_option(operator
     assert answer.status_code == 422
     assert "came with version 0.11.1, and this is 0.10.1" in page
     assert "on gpu-2" in page
+    # One that was retired is history.
+    Node.objects.filter(name="gpu-2").update(liveness="retired")
+    answer = operator.post(reverse("deployment_new"), form_for(**{"o-kv_offloading_size": "8"}, name="b"))
+    assert answer.status_code == 200
 
 
 def test_node_page_names_the_versions_that_it_has(operator: Client) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
@@ -60,9 +61,8 @@ def check_options(engine: str, options: Mapping[str, Any], accelerators: int = 1
 def _check_table(table: EngineTable, options: Mapping[str, Any]) -> None:
     nodes_by_version: dict[str, list[str]] = {}
     if table.environment_prefixes:
-        for name, versions in Node.objects.filter(engines__contains=[table.engine]).values_list(
-            "name", "engine_versions"
-        ):
+        offering = nodes_in_service().filter(engines__contains=[table.engine])
+        for name, versions in offering.values_list("name", "engine_versions"):
             nodes_by_version.setdefault(versions.get(table.engine, ""), []).append(name)
     for version, nodes in sorted(nodes_by_version.items()) or [("", [])]:
         try:
