@@ -139,6 +139,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "finish_back": "was rolled back",
         "abandon": "ended with its deployment",
         "wave_open": "opened a wave",
+        "wave_reopen": "has others try a wave",
         "wave_begin": "moves a wave",
         "wave_soak": "watches a wave",
         "wave_pass": "passed a wave",

@@ -17,10 +17,10 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import rack_of
 from exaserve_ops.rollouts.domain import lifecycle as states
 from exaserve_ops.rollouts.domain.gates import Answers
-from exaserve_ops.rollouts.domain.policy import read_policy, resolve
+from exaserve_ops.rollouts.domain.policy import longest_move_seconds, read_policy, resolve
 from exaserve_ops.rollouts.domain.preflight import PreflightFacts, ReleaseContent
 from exaserve_ops.rollouts.domain.spread_of_values import add_up, from_json
-from exaserve_ops.rollouts.domain.view import RolloutView, Seat, WaveState, WeightsUnderWay
+from exaserve_ops.rollouts.domain.view import IN_PLACE, RolloutView, Seat, WaveState, WeightsUnderWay
 from exaserve_ops.rollouts.domain.waves import Candidate
 from exaserve_ops.rollouts.models import ReleaseAnswers, Rollout, Wave
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, PENDING, STOPPED
@@ -32,12 +32,11 @@ from exaserve_ops.sessions.selectors import active_sessions_by_replica, departur
 from exaserve_ops.validation.selectors import latest_go
 
 SLOT_SECONDS = 10
-_MARGIN_SECONDS = 60.0
 _USUAL_START_SECONDS = 60.0
 
 _SEAT = (
     *("pk", "name", "release_id", "status", "wanted", "node_id", "role", "reach", "rolls_to_id"),
-    *("rolls_in_place", "replaces_id", "leaving_since", "reason", "restarts"),
+    *("rolls_in_place", "replaces_id", "leaving_since", "reason", "restarts", "status_changed_at"),
 )
 
 
@@ -101,6 +100,7 @@ def rollout_view(rollout: Rollout, *, weights: WeightsUnderWay, now: datetime) -
         waves=tuple(_wave_state(wave) for wave in waves),
         running_since=rollout.status_changed_at,
         move_seconds=move_seconds(rollout, current),
+        start_seconds=float(deployment.start_seconds),
         new_answers=answers.get(rollout.to_release_id, Answers()),
         old_answers=answers.get(rollout.from_release_id, Answers()),
         # Between two waves healing makes replicas of it, too: those count from when it began or went on.
@@ -142,11 +142,13 @@ def count_room(request: PlacementRequest, rooms: Collection[NodeRoom], *, most: 
 def move_seconds(rollout: Rollout, wave: Wave | None) -> float:
     """For how long a wave may move: every batch may start, be left and drain once, and then some."""
     deployment = rollout.deployment
-    policy = read_policy(rollout.policy)
-    width = max(1, rollout.surge if wave is None or wave.mode != "in_place" else rollout.unavailable)
-    batches = -(-(wave.planned if wave is not None else 1) // width)
-    each = deployment.start_seconds + deployment.drain_seconds + policy.sessions_wait_seconds
-    return batches * (each + _MARGIN_SECONDS)
+    in_place = wave is not None and wave.mode == IN_PLACE
+    return longest_move_seconds(
+        wave.planned if wave is not None else 1,
+        rollout.unavailable if in_place else rollout.surge,
+        deployment.start_seconds + deployment.drain_seconds,
+        read_policy(rollout.policy),
+    )
 
 
 def _wave_state(wave: Wave) -> WaveState:
@@ -202,6 +204,7 @@ def _seats(rollout: Rollout, waves: Collection[Wave], now: datetime) -> tuple[Se
                 active_sessions=active.get(str(row.pk), 0),
                 reason=row.reason,
                 restarts=row.restarts,
+                since=row.status_changed_at,
             )
         )
     return tuple(found)

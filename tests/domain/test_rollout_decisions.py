@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -197,10 +198,11 @@ def test_wave_that_failed_turns_back_even_if_the_controller_died_in_between() ->
 
 def test_weights_that_are_spoilt_turn_the_rollout_back_before_anybody_moved() -> None:
     waves = (wave("prewarming", ("a", "b")),)
+    old = seat("a", node_name="node-1")
     away = WeightsUnderWay({"node-1": "the origin is away"})
-    assert [type(step) for step in decide(view(seat("a"), waves=waves, weights=away), NOW)] == [Wait]
+    assert [type(step) for step in decide(view(old, waves=waves, weights=away), NOW)] == [Wait]
     told = {"node-1": "3 pieces from /models were damaged"}
-    [fail, back] = decide(view(seat("a"), waves=waves, weights=WeightsUnderWay(told, told)), NOW)
+    [fail, back] = decide(view(old, waves=waves, weights=WeightsUnderWay(told, told)), NOW)
     assert isinstance(fail, MoveWave)
     assert (fail.event, fail.why) == (
         "fail",
@@ -223,3 +225,84 @@ def test_going_back_marks_all_that_serve_nobody_and_ends_when_none_is_left() -> 
     assert decide(view(seat("a"), seat("b"), status="rolling_back"), NOW) == [
         MoveRollout("finish_back", "every replica runs the old release again")
     ]
+
+
+def test_those_that_are_about_to_go_count_as_missing_already() -> None:
+    """The plan may not have let the first one go yet when the second one's sessions have left."""
+    moving = (wave("moving", ("a", "b"), mode="in_place"),)
+    going = seat("a", rolls_to="new", in_place=True, leaving_since=NOW)
+    steps = decide(view(going, seat("b", leaving_since=NOW), waves=moving), NOW)
+    assert not [a for a in steps if isinstance(a, Roll)]
+
+
+def test_nothing_but_the_canary_tries_the_release_first_even_if_the_canary_came_to_nothing() -> None:
+    passed = wave("passed", why="nothing of it is left to make way")
+    waves = (replace(passed, planned=1), replace(wave("waiting"), number=2))
+    [opened] = decide(view(seat("a"), seat("b"), waves=waves), NOW)
+    assert isinstance(opened, MoveWave)
+    assert opened.members == ("a",)
+    proven = view(seat("a"), seat("b"), seat("c", "new"), waves=waves)
+    assert [a.members for a in decide(proven, NOW) if isinstance(a, MoveWave)] == [("a", "b")]
+
+
+@pytest.mark.parametrize("status", ["moving", "soaking"])
+def test_wave_of_which_nothing_runs_the_new_release_is_opened_anew(status: str) -> None:
+    """Healing or scaling took the one new replica away: no gate may open for want of anything to look at."""
+    steps = decide(view(seat("b"), seat("d"), waves=(wave(status, ("a",)),)), NOW + timedelta(hours=1))
+    assert [a.event for a in steps if isinstance(a, MoveWave)] == ["reopen"]
+
+
+def test_wave_that_comes_on_slowly_is_let_go_on_and_one_that_stands_says_what_it_lacks() -> None:
+    moving = (wave("moving", ("a", "b"), mode="in_place"),)
+    lost = seat("b", status="unreachable", node_alive=False, node_name="n7")
+    late = NOW + timedelta(seconds=700)
+    came = seat("c", "new", since=NOW + timedelta(seconds=300))
+    away = seat("d", status="loading", rolls_to="new")
+    assert not [
+        a
+        for a in decide(view(seat("a"), lost, came, waves=moving, wanted=4), late)
+        if isinstance(a, MoveRollout)
+    ]
+    [halt] = [
+        a for a in decide(view(seat("a"), away, waves=moving, wanted=4), late) if isinstance(a, MoveRollout)
+    ]
+    assert halt.event == "halt"
+    assert "3 of 4 replicas are missing, 1 may be: d is loading" in halt.why
+
+
+def test_release_is_blamed_only_for_what_starts_without_end() -> None:
+    late = NOW + timedelta(seconds=700)
+    moving = (wave("moving", ("a",)),)
+    fresh = seat("c", "new", status="loading", since=late - timedelta(seconds=20))
+    assert [a.event for a in decide(view(fresh, waves=moving), late) if isinstance(a, MoveRollout)] == [
+        "halt"
+    ]
+    stuck = replace(fresh, since=NOW)
+    turned = [a for a in decide(view(stuck, waves=moving), late) if isinstance(a, MoveRollout)]
+    assert [a.event for a in turned] == ["roll_back"]
+    assert "c is loading" in turned[0].why
+
+
+def test_node_that_is_away_holds_no_weights_up() -> None:
+    prewarming = (wave("prewarming", ("a", "b")),)
+    unready = WeightsUnderWay({"n1": "its store does not answer"})
+    away = seat("a", status="unreachable", node_alive=False, node_name="n1")
+    [begun] = decide(view(away, seat("b", node_name="n2"), waves=prewarming, weights=unready), NOW)
+    assert isinstance(begun, MoveWave)
+    assert begun.event == "begin"
+    waits = decide(view(seat("a", node_name="n1"), waves=prewarming, weights=unready), NOW)
+    assert [type(a) for a in waits] == [Wait]
+
+
+def test_no_room_for_a_while_is_waited_out() -> None:
+    full = view(seat("a"), unavailable=0, has_surge_room=False, waves=(wave("waiting"),))
+    assert [type(a) for a in decide(full, NOW)] == [Wait]
+    [halt] = decide(full, NOW + timedelta(seconds=601))
+    assert isinstance(halt, MoveRollout)
+    assert "no room for one more replica" in halt.why
+
+
+def test_way_back_does_not_undo_the_pair_that_took_the_last_room() -> None:
+    pair = (seat("a", "new", rolls_to="old"), seat("c", replaces="a", status="loading"))
+    steps = decide(view(*pair, status="rolling_back", has_surge_room=False), NOW)
+    assert not [a for a in steps if isinstance(a, Stay)]

@@ -1,18 +1,21 @@
-"""A fleet of any size with a virtual clock, on which a rollout is driven by its real decisions.
+"""A rollout over a fleet of any size in virtual time, driven by its real decisions.
 
-What a deployment's own plan does with a replica that makes way (start a successor beside it, or let it go
-and start one in its place, and replace what is lost) is modelled here, since the real one looks at every
-accelerator of the fleet each time; `tests/rollouts/test_rollout_fleet.py` runs the two
-together.
+What the product's services do in a transaction each is done here to plain records: the same guards, the
+same lifecycles. Controllers look, act, die and come too late; rules that must hold are asked about each
+action before it is carried out (`tests/fakes/rollout_rules.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
+from exaserve_ops.lib.lifecycle import IllegalTransitionError
+from exaserve_ops.rollouts.domain import driving
 from exaserve_ops.rollouts.domain import lifecycle as states
 from exaserve_ops.rollouts.domain.actions import (
     Action,
@@ -26,370 +29,380 @@ from exaserve_ops.rollouts.domain.actions import (
     Stay,
     Wait,
 )
-from exaserve_ops.rollouts.domain.driving import decide
 from exaserve_ops.rollouts.domain.gates import Answers
 from exaserve_ops.rollouts.domain.lifecycle import ROLLOUT, WAVE
-from exaserve_ops.rollouts.domain.policy import RolloutPolicy, resolve
-from exaserve_ops.rollouts.domain.spread_of_values import bucket_of
-from exaserve_ops.rollouts.domain.view import RolloutView, Seat, WaveState
-from exaserve_ops.rollouts.domain.waves import Candidate, plan_waves
+from exaserve_ops.rollouts.domain.policy import RolloutPolicy, longest_move_seconds, resolve
+from exaserve_ops.rollouts.domain.spread_of_values import Buckets, bucket_of
+from exaserve_ops.rollouts.domain.view import IN_PLACE, RolloutView, Seat, WaveState, WeightsUnderWay
+from exaserve_ops.rollouts.domain.waves import Candidate, PlannedWave, plan_waves
+from exaserve_ops.serving.domain.facts import SERVING, STANDBY
+from exaserve_ops.serving.domain.lifecycle import READY, STOPPED
+from exaserve_ops.serving.domain.placement import PlacementBoard, Refusal
+from tests.fakes.rollout_fleet import RolloutFleet
+from tests.fakes.rollout_records import (
+    DRAIN_SECONDS,
+    NEW,
+    OLD,
+    REQUEST,
+    START_SECONDS,
+    Machine,
+    Overtaken,
+    Row,
+    at,
+)
+from tests.fakes.rollout_rules import Rules
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
-OLD, NEW = "release-1", "release-2"
-LOAD_SECONDS = 40
-END_SECONDS = 10
-FAIL_SECONDS = 20
-DETECT_SECONDS = 4
+ENDED_STATUSES = ROLLOUT.final
+_REQUESTS_PER_SECOND = 0.2
+_MOST_ANSWERS = 5000
+KIND = "stream:64"
+"""Of answers: only those of one kind are compared."""
+_FINE = {bucket_of(0.3): 0.9, bucket_of(0.45): 0.1}
+"""Share of answers by time to their first token."""
 
 
-@dataclass(eq=False)
-class Machine:
-    """One node."""
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one controller saw, and what it set out to do about it."""
 
-    name: str
-    domain: str
-    slots: int
-    alive: bool = True
-    silent_seconds: int = 0
-    slow: bool = False
-    """Whatever starts here takes four times as long."""
-
-
-@dataclass(eq=False)
-class Copy:
-    """One replica with its process."""
-
-    id: str
-    release: str
-    machine: Machine | None
-    born_seconds: int
-    replaces: str = ""
-    status: str = "pending"
-    wanted: bool = True
-    rolls_to: str = ""
-    in_place: bool = False
-    leaving_since: datetime | None = None
-    ends_seconds: int = 0
-    failed_at: datetime | None = None
+    epoch: int
+    view: RolloutView
+    actions: tuple[Action, ...]
 
 
 @dataclass
 class RolloutWorld:
-    """Ticks in coarse steps; `bad` says what is wrong with the new release."""
+    """One rollout; `bad` says what is wrong with the new release."""
 
     chance: random.Random
-    machines: list[Machine]
-    wanted: int
+    fleet: RolloutFleet
     policy: RolloutPolicy
     bad: str = ""
-    """Empty, `crash` (never starts), `error` (answers fail) or `slow` (answers late)."""
+    """Empty, `crash` (never starts), `hang` (starts without end), `error` (answers fail), `slow` (answers
+    late) or `spoilt` (its weights are not what they should be)."""
     bad_from: int = 0
     """It shows only once so many waves have passed."""
-    now_seconds: int = 0
+    has_traffic: bool = True
+    is_fenced: bool = True
+    """Whether what a deposed leader still tries is refused."""
     status: str = states.RUNNING
+    status_seconds: int = 0
     why: str = ""
-    copies: dict[str, Copy] = field(default_factory=dict)
-    waves: list[WaveState] = field(default_factory=list)
     waits_for: str = ""
-    touched: dict[int, set[str]] = field(default_factory=dict)
-    """Failure domains in which replicas of the old release were let go, by wave."""
-    most_missing: int = 0
-    """By the rollout's own doing, on top of what was missing then."""
-    lost_reports_until: int = 0
-    _load: Counter[Machine] = field(default_factory=Counter)
-    _requests: dict[str, int] = field(default_factory=lambda: {OLD: 0, NEW: 0})
-    _wave_since: dict[str, int] = field(default_factory=lambda: {OLD: 0, NEW: 0})
-    _seats: dict[str, tuple[tuple[object, ...], Seat]] = field(default_factory=dict)
-    _made: int = 0
+    waves: list[WaveState] = field(default_factory=list)
+    epoch: int = 1
+    rules: Rules = field(default_factory=Rules)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """How often what happened to actions: carried out, overtaken, fenced off, done twice."""
+    _requests: dict[str, float] = field(default_factory=lambda: {OLD: 0.0, NEW: 0.0})
+    _wave_since: dict[str, float] = field(default_factory=lambda: {OLD: 0.0, NEW: 0.0})
+    _seats: dict[str, Seat] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.surge = resolve(self.policy.max_surge, self.wanted)
-        self.unavailable = resolve(self.policy.max_unavailable, self.wanted)
-        for index in range(self.wanted):
-            copy = self._make(OLD)
-            copy.machine = self.machines[index % len(self.machines)]
-            copy.status = "ready"
-        planned = plan_waves(self._candidates(), self.policy)
+        self.surge = resolve(self.policy.max_surge, self.fleet.wanted)
+        self.unavailable = resolve(self.policy.max_unavailable, self.fleet.wanted)
+        self.fleet.snapshot()
         if not (self.surge and self._has_room()):
             self.unavailable = max(1, self.unavailable)
-        self.waves = [self._wave(wave.number, wave.domain, len(wave.replica_ids)) for wave in planned]
+        self.waves = self._recorded(plan_waves(self._candidates(), self.policy))
+        self.canary = self.waves[0].planned
+        self._keep_old_weights(row.machine for row in self.fleet.rows.values())
 
     @property
     def now(self) -> datetime:
-        return START + timedelta(seconds=self.now_seconds)
+        return self.fleet.now
 
     @property
-    def shown(self) -> str:
-        """What is wrong with the new release by now."""
-        passed = sum(wave.status == states.PASSED for wave in self.waves)
-        return self.bad if passed >= self.bad_from else ""
+    def wave(self) -> WaveState | None:
+        return next((wave for wave in self.waves if wave.status != states.PASSED), None)
 
     # -- time ----------------------------------------------------------------------------------------
     def tick(self, seconds: int) -> None:
-        self.now_seconds += seconds
-        for machine in self.machines:
-            machine.silent_seconds = 0 if machine.alive else machine.silent_seconds + seconds
-        self._run_processes()
-        self._heal()
-        self._answer(seconds)
-
-    def _run_processes(self) -> None:
-        for copy in self.live():
-            machine = copy.machine
-            if machine is None or not machine.alive:
-                if machine is not None and self._is_lost(machine) and copy.status != "stopped":
-                    copy.status = "unreachable" if copy.wanted else copy.status
-                continue
-            if not copy.wanted:
-                if copy.status != "stopped" and self.now_seconds >= copy.ends_seconds:
-                    copy.status = "stopped"
-            elif copy.status in {"placed", "loading", "unreachable"}:
-                self._load_on(copy, machine)
-
-    def _load_on(self, copy: Copy, machine: Machine) -> None:
-        age = self.now_seconds - copy.born_seconds
-        if copy.release == NEW and self.shown == "crash" and age >= FAIL_SECONDS:
-            copy.status, copy.failed_at = "failed", copy.failed_at or self.now
-        elif age >= LOAD_SECONDS * (4 if machine.slow else 1):
-            copy.status = "ready"
-        else:
-            copy.status = "loading"
-
-    def live(self) -> list[Copy]:
-        """Replicas that have not ended."""
-        return [c for c in self.copies.values() if c.status != "stopped"]
-
-    def _is_lost(self, machine: Machine) -> bool:
-        return machine.silent_seconds >= DETECT_SECONDS
-
-    # -- what the deployment's own plan does -----------------------------------------------------------
-    def _heal(self) -> None:
-        live = self.live()
-        self._load = Counter(c.machine for c in live if c.machine is not None)
-        covered = {c.replaces: c for c in live if c.wanted and c.replaces}
-        for copy in live:
-            if copy.wanted:
-                self._make_way(copy, covered.get(copy.id))
-        self._count()
-        for copy in self.live():
-            if copy.wanted and copy.machine is None and (place := self._place()) is not None:
-                copy.machine, copy.status, copy.born_seconds = place, "placed", self.now_seconds
-                self._load[place] += 1
-
-    def _make_way(self, copy: Copy, successor: Copy | None) -> None:
-        ails = copy.status in {"unreachable", "failed"}
-        if successor is not None:
-            if ails and successor.status == "ready":
-                self.let_go(copy)
-            return
-        target = copy.rolls_to or copy.release
-        if copy.rolls_to and (copy.in_place or copy.status not in {"ready", "unreachable"}):
-            self.let_go(copy)
-            self._make(target, replaces=copy.id)
-        elif (copy.rolls_to or ails) and not self._tried_in_vain(target):
-            place = self._place()
-            if place is not None:
-                made = self._make(target, replaces=copy.id)
-                made.machine, made.status = place, "placed"
-                self._load[place] += 1
-
-    def _tried_in_vain(self, release: str) -> bool:
-        return release == NEW and any(c.failed_at for c in self.copies.values() if c.release == NEW)
-
-    def _count(self) -> None:
-        """One that makes way or ails and its successor are one; who is too many goes."""
-        kept = [c for c in self.live() if c.wanted]
-        by_id = {c.id: c for c in kept}
-        ailing = {c.id for c in kept if c.rolls_to or c.status in {"unreachable", "failed"}}
-        covered = {c.replaces for c in kept if c.replaces in ailing}
-        heads = [c for c in kept if c.id not in covered]
-        heads.sort(key=lambda c: (c.status == "ready", not c.rolls_to, c.id))
-        surplus = len(heads) - self.wanted
-        for copy in heads[: max(0, surplus)]:
-            self.let_go(copy)
-            if copy.replaces in covered and copy.replaces in by_id:
-                self.let_go(by_id[copy.replaces])
-        for _ in range(-surplus):
-            self._make(OLD)
-
-    def _place(self) -> Machine | None:
-        open_to = [m for m in self.machines if m.alive and not m.silent_seconds and self._load[m] < m.slots]
-        return min(open_to, key=lambda m: (self._load[m] - m.slots, m.name), default=None)
-
-    def _has_room(self) -> bool:
-        load = Counter(c.machine for c in self.copies.values() if c.machine and c.status != "stopped")
-        return any(m.alive and load[m] < m.slots for m in self.machines)
-
-    def _make(self, release: str, replaces: str = "") -> Copy:
-        self._made += 1
-        name = f"r{self._made:06}"
-        copy = Copy(name, release, None, self.now_seconds, replaces)
-        self.copies[copy.id] = copy
-        return copy
-
-    def let_go(self, copy: Copy) -> None:
-        copy.wanted, copy.ends_seconds = False, self.now_seconds + END_SECONDS
-        if copy.machine is None:
-            copy.status = "stopped"
-
-    # -- what gateways count ---------------------------------------------------------------------------
-    def _answer(self, seconds: int) -> None:
-        for copy in self.live():
-            if copy.wanted and copy.status == "ready":
-                self._requests[copy.release] += seconds
+        passed = sum(wave.status == states.PASSED for wave in self.waves)
+        self.fleet.bad = self.bad if passed >= self.bad_from else ""
+        self.fleet.tick(seconds)
+        if self.has_traffic:
+            for release in (OLD, NEW):
+                self._requests[release] += self.fleet.answering[release] * seconds * _REQUESTS_PER_SECOND
 
     def answers(self, release: str) -> Answers:
-        count = min(500, self._requests[release] - self._wave_since[release])
-        late = release == NEW and self.shown == "slow"
-        failed = count // 3 if release == NEW and self.shown == "error" else 0
-        buckets = {bucket_of(4.0 if late else 0.3): count} if count else {}
-        return Answers(count, failed, {"stream:64": buckets}, {bucket_of(0.02): count} if count else {})
+        """What a release answered since its wave is as it is."""
+        count = min(_MOST_ANSWERS, int(self._requests[release] - self._wave_since[release]))
+        is_bad = release == NEW
+        times = {bucket_of(4.0): 1.0} if is_bad and self.fleet.bad == "slow" else _FINE
+        failed = count // 3 if is_bad and self.fleet.bad == "error" else 0
+        return Answers(count, failed, {KIND: _spread(times, count)}, _spread({bucket_of(0.02): 1.0}, count))
 
     # -- the controller --------------------------------------------------------------------------------
-    def drive(self, *, dies_after: int | None = None) -> None:
-        """One look; a controller that dies carries out only the first actions."""
-        if self.now_seconds < self.lost_reports_until:
-            return
+    def look(self) -> Look:
         view = self.view()
-        for count, action in enumerate(decide(view, self.now)):
-            if count == dies_after:
+        actions = tuple(driving.decide(view, self.now))
+        return Look(self.epoch, view, actions)
+
+    def carry_out(self, look: Look, *, most: int | None = None, twice: bool = False) -> None:
+        """Carry out what was decided; one that dies does so after `most` actions."""
+        for action in look.actions[:most]:
+            if self.is_fenced and look.epoch < self.epoch:
+                self.outcomes["fenced off"] += 1
                 return
-            if isinstance(action, Roll) and action.in_place:
-                self._count_taken(view, action)
-            self._take(action)
+            self.rules.before(self, look.view, action)
+            try:
+                self._take(look.view, action)
+            except (Overtaken, IllegalTransitionError):
+                self.outcomes["overtaken"] += 1
+                return
+            self.outcomes["carried out"] += 1
+            if twice:
+                self._once_more(look.view, action)
 
-    def _count_taken(self, view: RolloutView, action: Roll) -> None:
-        """How many are missing once these have gone, by whatever cause: a rollout adds to it only so far."""
-        serving = [seat for seat in view.seats if seat.is_ready and seat.serves]
-        taken = sum(seat.in_place or seat.replica_id in action.replica_ids for seat in serving)
-        if taken:
-            self.most_missing = max(self.most_missing, view.missing + taken)
+    def _once_more(self, view: RolloutView, action: Action) -> None:
+        before = self._marks(action)
+        with contextlib.suppress(Overtaken, IllegalTransitionError):
+            self._take(view, action)
+        self.outcomes["done twice"] += 1
+        self.rules.after_twice(self, action, before, self._marks(action))
 
+    def _marks(self, action: Action) -> object:
+        """All that an action may change."""
+        rows = [self._row(key) for key in getattr(action, "replica_ids", ())]
+        marks = [(r.rolls_to, r.in_place, r.leaving_since, r.wanted, r.status, r.targets) for r in rows]
+        return (self.status, self.status_seconds, len(self.waves), tuple(self.waves), marks)
+
+    # -- what it sees ----------------------------------------------------------------------------------
     def view(self) -> RolloutView:
-        wave = next((w for w in self.waves if w.status != states.PASSED), None)
-        failed = [c for c in self.copies.values() if c.release == NEW and c.failed_at]
-        wave_ids = frozenset(wave.members) if wave is not None else frozenset()
+        fleet, wave = self.fleet, self.wave
+        self._refresh_seats()
+        ended = [fleet.ended[key] for key in (wave.members if wave is not None else ()) if key in fleet.ended]
+        began = self.status_seconds
+        failed = {
+            row.id: row
+            for row in fleet.failed
+            if row.failed_seconds is not None and row.failed_seconds >= began and row.release == NEW
+        }
+        looks_for_room = self.status == states.ROLLING_BACK or (
+            wave is not None and wave.status == states.WAITING
+        )
         return RolloutView(
             id="rollout",
             status=self.status,
             policy=self.policy,
             old_release=OLD,
             new_release=NEW,
-            wanted=self.wanted,
+            wanted=fleet.wanted,
             surge=self.surge,
             unavailable=self.unavailable,
-            seats=tuple(
-                self._seat(c) for c in self.copies.values() if c.status != "stopped" or c.id in wave_ids
-            ),
+            seats=(*self._seats.values(), *(self._seat(row) for row in ended)),
             waves=tuple(self.waves),
-            running_since=START,
-            move_seconds=3600.0,
+            running_since=at(self.status_seconds),
+            move_seconds=self._move_seconds(wave),
+            start_seconds=START_SECONDS,
             new_answers=self.answers(NEW),
             old_answers=self.answers(OLD),
-            failed=tuple(f"{c.id}: it failed" for c in failed),
-            has_surge_room=self._has_room(),
+            failed=tuple(f"{row.id}: {row.gave_up}" for row in failed.values()),
+            weights=self._weights_under_way(wave),
+            frozen=fleet.frozen,
+            has_surge_room=bool(self.surge) and looks_for_room and self._has_room(),
         )
 
-    def _seat(self, copy: Copy) -> Seat:
-        """What is seen of a replica; made anew only where something changed, since there are thousands."""
-        machine = copy.machine
-        lost = machine is not None and self._is_lost(machine)
-        marks = (copy.status, copy.wanted, lost, copy.rolls_to, copy.in_place, copy.leaving_since)
-        known = self._seats.get(copy.id)
-        if known is not None and known[0] == (machine, *marks):
-            return known[1]
-        seat = Seat(
-            replica_id=copy.id,
-            name=copy.id,
-            release=copy.release,
-            status=copy.status,
-            is_wanted=copy.wanted and copy.status != "stopped",
-            domain=machine.domain if machine else "",
-            node_id=machine.name if machine else "",
-            node_name=machine.name if machine else "",
-            node_alive=not lost,
-            rolls_to=copy.rolls_to,
-            in_place=copy.in_place,
-            replaces=copy.replaces,
-            leaving_since=copy.leaving_since,
-        )
-        self._seats[copy.id] = ((machine, *marks), seat)
-        return seat
+    def _refresh_seats(self) -> None:
+        for key, row in self.fleet.changed_seats.items():
+            if row.status == STOPPED:
+                self._seats.pop(key, None)
+            else:
+                self._seats[key] = self._seat(row)
+        self.fleet.changed_seats.clear()
 
-    def _take(self, action: Action) -> None:  # noqa: C901, PLR0912 - one case an action
+    def _seat(self, row: Row) -> Seat:
+        machine, room = row.machine, row.machine.room if row.machine is not None else None
+        return Seat(
+            replica_id=row.id,
+            name=row.id,
+            release=row.release,
+            status=row.status,
+            is_wanted=row.is_kept,
+            domain=room.domain if room is not None else "",
+            node_id=machine.name if machine is not None else "",
+            node_name=machine.name if machine is not None else "",
+            node_alive=not machine.is_lost if machine is not None else row.status == "pending",
+            serves=row.role == SERVING,
+            is_closed=row.status == READY and self.fleet.now_seconds < row.opens_seconds,
+            rolls_to=row.rolls_to,
+            in_place=row.in_place,
+            replaces=row.replaces,
+            leaving_since=row.leaving_since,
+            sessions_left=row.sessions if row.leaving_since is not None else 0,
+            active_sessions=row.sessions,
+            reason=row.reason,
+            restarts=row.restarts,
+            since=at(row.status_seconds),
+        )
+
+    def _move_seconds(self, wave: WaveState | None) -> float:
+        in_place = wave is not None and wave.mode == IN_PLACE
+        width = self.unavailable if in_place else self.surge
+        each_seconds = float(START_SECONDS + DRAIN_SECONDS)
+        return longest_move_seconds(wave.planned if wave is not None else 1, width, each_seconds, self.policy)
+
+    def _has_room(self) -> bool:
+        self.fleet.snapshot()
+        rooms = [machine.room for machine in self.fleet.machines if machine.room is not None]
+        board = PlacementBoard(REQUEST, rooms)
+        return not isinstance(board.place(standby=False), Refusal)
+
+    def _weights_under_way(self, wave: WaveState | None) -> WeightsUnderWay:
+        unready = self._bring_weights(wave)
+        spoilt = dict.fromkeys(unready, "a shard is not what its manifest says")
+        return WeightsUnderWay(unready, spoilt if self.fleet.bad == "spoilt" else {})
+
+    def _bring_weights(self, wave: WaveState | None) -> dict[str, str]:
+        """Claim the new weights on the nodes of the wave that is prewarmed; says what is missing."""
+        if wave is None or wave.status != states.PREWARMING or self.status != states.RUNNING:
+            return {}
+        missing: dict[str, str] = {}
+        for machine in {row.machine for row in map(self._row, wave.members) if row.machine is not None}:
+            self.fleet.claims.setdefault(machine, set()).add(NEW)
+            if why := self.fleet.why_not_whole(machine, NEW):
+                missing[machine.name] = why
+        return missing
+
+    def _keep_old_weights(self, machines: Iterable[Machine | None]) -> None:
+        for machine in machines:
+            if machine is not None:
+                self.fleet.claims.setdefault(machine, set()).add(OLD)
+
+    # -- what it does ----------------------------------------------------------------------------------
+    def _take(self, view: RolloutView, action: Action) -> None:
         match action:
             case MoveRollout(event=event, why=why):
-                self.status, self.why = ROLLOUT.next(self.status, event), why
+                self._finish(event)
+                self.advance(event, why)
             case MoveWave():
                 self._move_wave(action)
             case AddWaves():
+                if self.wave is not None:
+                    raise Overtaken("there is a wave left")
                 planned = plan_waves(self._candidates(), self.policy, begun=len(self.waves))
-                self.waves += [self._wave(w.number, w.domain, len(w.replica_ids)) for w in planned]
-            case Roll(replica_ids=ids, release=release, in_place=in_place):
-                for copy in self._kept(ids):
-                    copy.rolls_to, copy.in_place = release, in_place
-                    self._touch(copy)
-            case Stay(replica_ids=ids):
-                for copy in self._kept(ids):
-                    copy.rolls_to, copy.in_place, copy.leaving_since = "", False, None
-            case Leave(replica_ids=ids):
-                for copy in self._kept(ids):
-                    copy.leaving_since = copy.leaving_since or self.now
-            case LetGo(replica_ids=ids):
-                for copy in self._kept(ids):
-                    self.let_go(copy)
+                self.waves += self._recorded(planned)
             case Wait(why=why):
                 self.waits_for = why
             case NoteGates():
                 pass
+            case _:
+                if self.status != view.status:
+                    raise Overtaken(f"the rollout is {self.status} by now")
+                self._move_replicas(action)
 
-    def _touch(self, copy: Copy) -> None:
-        wave = next((w for w in self.waves if w.status != states.PASSED), None)
-        if wave is not None and copy.release == OLD and copy.machine is not None:
-            self.touched.setdefault(wave.number, set()).add(copy.machine.domain)
+    def _move_replicas(self, action: Roll | Stay | Leave | LetGo) -> None:
+        kept = [row for row in map(self._row, action.replica_ids) if row.wanted == "run"]
+        match action:
+            case Roll(release=release, in_place=in_place):
+                self.fleet.roll(kept, release, in_place=in_place)
+            case Stay():
+                self.fleet.ask_to_leave(kept, None, ())
+                self.fleet.roll(kept, "", in_place=False)
+            case Leave(targets=targets):
+                self.fleet.ask_to_leave(kept, self.now, targets)
+            case LetGo():
+                self.fleet.drain(kept)
 
-    def _kept(self, ids: tuple[str, ...]) -> list[Copy]:
-        return [self.copies[key] for key in ids if self.copies[key].wanted]
+    def advance(self, event: str, why: str) -> None:
+        """Move the rollout on by one event. Raises `IllegalTransitionError`."""
+        self.status, self.why, self.waits_for = ROLLOUT.next(self.status, event), why, ""
+        self.status_seconds = self.fleet.now_seconds
+        if self.status in ENDED_STATUSES:
+            self.fleet.claims.clear()
+
+    def resume(self, why: str) -> None:
+        """A person lets it go on: past the wave that waited for it, and with its deadlines anew."""
+        self.advance("resume", why)
+        for index, wave in enumerate(self.waves):
+            if wave is self.wave:
+                since = wave.since if wave.status == states.FAILED else self.now
+                self.waves[index] = replace(wave, needs_approval=False, since=since)
+                self._wave_since = dict(self._requests)
+                return
+
+    def _finish(self, event: str) -> None:
+        if event not in {"finish", "finish_back"}:
+            return
+        ROLLOUT.next(self.status, event)
+        release = NEW if event == "finish" else OLD
+        if any(row.release != release for row in self.fleet.rows.values() if row.is_kept):
+            raise Overtaken("a replica of the other release was made meanwhile")
+        self.fleet.release = release
 
     def _move_wave(self, action: MoveWave) -> None:
         index = action.number - 1
         wave = self.waves[index]
-        changes: dict[str, object] = {"status": WAVE.next(wave.status, action.event), "since": self.now}
+        status = WAVE.next(wave.status, action.event)
+        moved = replace(wave, status=status, since=self.now, why=action.why)
         if action.event == "open":
-            changes |= {"members": action.members, "mode": action.mode}
-        self.waves[index] = replace(wave, **changes)  # type: ignore[arg-type]  # fields of a wave
+            moved = replace(moved, members=action.members, mode=action.mode)
+            old = (row for row in self.fleet.rows.values() if row.release == OLD and row.is_kept)
+            self._keep_old_weights(row.machine for row in old)
+        if action.event == "reopen":
+            moved = replace(moved, members=())
+        self.waves[index] = moved
         self._wave_since = dict(self._requests)
 
-    def _wave(self, number: int, domain: str, planned: int) -> WaveState:
-        soak = self.policy.canary_soak_seconds if number == 1 else self.policy.soak_seconds
-        return WaveState(number, states.WAITING, domain, planned, soak, needs_approval=False, since=self.now)
+    def _row(self, key: str) -> Row:
+        return self.fleet.rows.get(key) or self.fleet.ended[key]
+
+    def _recorded(self, planned: Iterable[PlannedWave]) -> list[WaveState]:
+        return [
+            WaveState(
+                wave.number,
+                states.WAITING,
+                wave.domain,
+                len(wave.replica_ids),
+                wave.soak_seconds,
+                wave.needs_approval,
+                self.now,
+            )
+            for wave in planned
+        ]
 
     def _candidates(self) -> list[Candidate]:
         return [
-            Candidate(c.id, c.id, c.machine.domain if c.machine else "")
-            for c in self.copies.values()
-            if c.wanted and c.release == OLD and c.status != "stopped"
+            Candidate(
+                row.id,
+                row.id,
+                row.machine.room.domain if row.machine is not None and row.machine.room is not None else "",
+                row.machine.name if row.machine is not None else "",
+                row.sessions,
+                is_standby=row.role == STANDBY,
+            )
+            for row in self.fleet.rows.values()
+            if row.is_kept and row.release == OLD
         ]
 
-    # -- what must hold --------------------------------------------------------------------------------
+    # -- for people ------------------------------------------------------------------------------------
     def releases(self) -> Counter[str]:
-        return Counter(c.release for c in self.copies.values() if c.wanted and c.status != "stopped")
+        return Counter(row.release for row in self.fleet.rows.values() if row.is_kept)
 
     def picture(self) -> str:
-        waves = [(w.number, w.status, w.domain, w.planned, w.mode) for w in self.waves]
+        waves = [
+            (w.number, w.status, w.domain, w.planned, w.mode) for w in self.waves if w.status != "passed"
+        ]
         odd = [
-            (c.id, c.release, c.status, c.wanted, c.rolls_to, c.in_place, c.replaces)
-            for c in self.copies.values()
-            if c.status not in {"ready", "stopped"} or (c.rolls_to and c.wanted)
+            (
+                r.id,
+                r.release,
+                r.status,
+                r.wanted,
+                r.rolls_to,
+                r.in_place,
+                r.replaces,
+                r.reason or r.healing_note,
+            )
+            for r in self.fleet.rows.values()
+            if r.status != READY or (r.rolls_to and r.wanted == "run")
         ]
         return (
-            f"{self.status} ({self.why}); waits for {self.waits_for}; {self.releases()}; {waves}; {odd[:12]}"
+            f"{self.status} after {self.fleet.now_seconds} s ({self.why}); waits for {self.waits_for}; "
+            f"{dict(self.releases())} of {self.fleet.wanted}; waves left {waves[:4]}; {odd[:12]}"
         )
 
 
-def machines(domains: int, each: int, slots: int) -> list[Machine]:
-    return [
-        Machine(f"n{domain:02}-{index:03}", f"rack r{domain:02}", slots)
-        for domain in range(domains)
-        for index in range(each)
-    ]
+def _spread(shares: dict[int, float], count: int) -> Buckets:
+    return {bucket: number for bucket, share in shares.items() if (number := round(share * count))}

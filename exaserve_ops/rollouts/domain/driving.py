@@ -7,13 +7,15 @@ may die between two of them and another one goes on from the record.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from exaserve_ops.rollouts.domain import lifecycle as states
 from exaserve_ops.rollouts.domain.actions import (
     Action,
     AddWaves,
+    Leave,
+    LetGo,
     MoveRollout,
     MoveWave,
     NoteGates,
@@ -25,10 +27,12 @@ from exaserve_ops.rollouts.domain.gates import closed_reason, judge, missing_dat
 from exaserve_ops.rollouts.domain.making_way import Direction, make_way
 from exaserve_ops.rollouts.domain.policy import HALT
 from exaserve_ops.rollouts.domain.view import IN_PLACE, SURGE, RolloutView, Seat, WaveState
-from exaserve_ops.serving.domain.lifecycle import PENDING, PLACED
+from exaserve_ops.serving.domain.lifecycle import BACKING_OFF, LOADING, PENDING, PLACED, STARTING
 
 NEW = "the new release"
 OLD = "the old release"
+_STARTING = frozenset({STARTING, LOADING, BACKING_OFF})
+_NOTHING_RUNS = "healing put replicas of the old release in its place: others try the new one"
 
 
 def decide(view: RolloutView, now: datetime) -> list[Action]:
@@ -63,7 +67,7 @@ def _forward(view: RolloutView, now: datetime) -> list[Action]:
     return step(view, wave, now)
 
 
-def _open(view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
+def _open(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
     if wave.needs_approval:
         return [MoveRollout("hold", f"wave {wave.number} begins when somebody lets it")]
     if view.frozen:
@@ -72,27 +76,42 @@ def _open(view: RolloutView, wave: WaveState, _now: datetime) -> list[Action]:
         (s for s in view.kept(view.old_release) if s.domain == wave.domain),
         key=lambda s: (not s.serves, s.active_sessions, s.name),
     )
-    members = tuple(seat.replica_id for seat in old[: wave.planned])
+    # Where nothing came of the canary, the next wave is the first to try the release, and as small.
+    most = wave.planned if view.kept(view.new_release) else min(wave.planned, view.waves[0].planned)
+    members = tuple(seat.replica_id for seat in old[:most])
     mode = SURGE if view.surge and view.has_surge_room else IN_PLACE
     if mode == IN_PLACE and not view.unavailable:
-        why = "there is no room for one more replica, and none of those that serve may be missing"
-        return [MoveRollout("halt", why)]
+        return [_without_room(view, now)]
     return [MoveWave(wave.number, "open", f"{len(members)} in {wave.domain}", members, mode)]
 
 
+def _without_room(view: RolloutView, now: datetime) -> Action:
+    """Nodes come back, and others end; but not for ever."""
+    why = "there is no room for one more replica, and none of those that serve may be missing"
+    since = max([view.running_since, *(wave.since for wave in view.waves if wave.status == states.PASSED)])
+    if now - since < timedelta(seconds=view.move_seconds):
+        return Wait(why)
+    return MoveRollout("halt", f"{why}, for {view.move_seconds:.0f} s")
+
+
 def _prewarm(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
-    if not frozenset(wave.members) & {seat.replica_id for seat in view.kept(view.old_release)}:
+    own = frozenset(wave.members)
+    left = [seat for seat in view.kept(view.old_release) if seat.replica_id in own]
+    if not left:
         return [MoveWave(wave.number, "pass", "nothing of it is left to make way")]
     if spoilt := view.weights.spoilt:
         # No node is to blame and no wait mends it, so it is the release that is turned back.
         reason = f"weights are spoilt: {_by_node(spoilt)}"
         return [MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
-    if not view.weights.unready:
+    # A node that is away gets no weights, and what follows its replicas starts elsewhere.
+    nodes = {seat.node_name for seat in left if seat.node_alive}
+    unready = {node: why for node, why in view.weights.unready.items() if node in nodes}
+    if not unready:
         return [MoveWave(wave.number, "begin", "weights can be read on its nodes")]
-    told = _by_node(view.weights.unready)
+    told = _by_node(unready)
     if now - wave.since >= timedelta(seconds=view.policy.prewarm_seconds):
         return [MoveRollout("halt", f"weights are not on all nodes of wave {wave.number} in time: {told}")]
-    return [Wait(f"weights are brought to {len(view.weights.unready)} nodes: {told}")]
+    return [Wait(f"weights are brought to {len(unready)} nodes: {told}")]
 
 
 def _by_node(reasons: Mapping[str, str], most: int = 3) -> str:
@@ -112,11 +131,19 @@ def _move(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
         actions = [Wait(f"healing is frozen: {view.frozen}")]
     if not actions and (why := _unfinished(view, members)):
         actions = [Wait(why)]
+    if not actions and not view.kept(view.new_release):
+        return [*noted, MoveWave(wave.number, "reopen", _NOTHING_RUNS)]
     if not actions:
         return [*noted, MoveWave(wave.number, "soak", "all of it runs the new release")]
-    if now - wave.since >= timedelta(seconds=view.move_seconds) and not view.frozen:
-        return [*noted, *_too_late(view, wave)]
+    if now - _moved_at(view, wave) >= timedelta(seconds=view.move_seconds) and not view.frozen:
+        return [*noted, *_too_late(view, wave, actions, now)]
     return [*noted, *actions]
+
+
+def _moved_at(view: RolloutView, wave: WaveState) -> datetime:
+    """When a wave came on last: with less room than may be used it takes longer, which is no fault."""
+    came = [s.since for s in view.kept(view.new_release) if s.is_ready and s.since is not None]
+    return max([wave.since, *came])
 
 
 def _unfinished(view: RolloutView, members: Sequence[Seat]) -> str:
@@ -128,16 +155,23 @@ def _unfinished(view: RolloutView, members: Sequence[Seat]) -> str:
     return f"not ready: {', '.join(unready[:3])}" if unready else ""
 
 
-def _too_late(view: RolloutView, wave: WaveState) -> list[Action]:
-    """A wave that did not move in time: what has no place is not the release's fault, what has one is."""
-    told = f"wave {wave.number} has not moved after {view.move_seconds:.0f} s"
-    stuck = [s for s in view.kept(view.new_release) if not s.is_ready]
-    homeless = [s for s in stuck if s.status in {PENDING, PLACED} or not s.node_alive]
-    if not stuck or homeless:
-        names = "; ".join(f"{s.name}: {s.reason or s.status}" for s in homeless[:3])
-        return [MoveRollout("halt", f"{told}{': ' if names else ''}{names}")]
-    reason = f"{told}: {', '.join(view.health().not_ready[:3])}"
-    return [MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
+def _too_late(view: RolloutView, wave: WaveState, actions: Sequence[Action], now: datetime) -> list[Action]:
+    """A wave that does not come on: one that starts without end speaks against the release, nothing else."""
+    told = f"nothing of wave {wave.number} has moved for {view.move_seconds:.0f} s"
+    stuck = [s for s in view.kept(view.new_release) if _starts_without_end(s, view, now)]
+    if stuck:
+        reason = f"{told}: {', '.join(f'{s.name} {s.state}' for s in stuck[:3])}"
+        return [MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
+    waits = [action.why for action in actions if isinstance(action, Wait | Roll | Leave | LetGo)]
+    homeless = [s for s in view.kept(view.new_release) if s.status in {PENDING, PLACED}]
+    names = "; ".join(f"{s.name}: {s.reason or s.status}" for s in homeless[:3])
+    return [MoveRollout("halt", f"{told}: {names or waits[-1]}")]
+
+
+def _starts_without_end(seat: Seat, view: RolloutView, now: datetime) -> bool:
+    if seat.is_ready or seat.since is None or not seat.node_alive or seat.status not in _STARTING:
+        return False
+    return now - seat.since >= timedelta(seconds=view.start_seconds)
 
 
 def _soak(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
@@ -145,6 +179,8 @@ def _soak(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
     noted: list[Action] = [NoteGates(wave.number, gates)]
     if reason := closed_reason(gates):
         return [*noted, MoveWave(wave.number, "fail", reason), *_on_failure(view, reason)]
+    if not view.kept(view.new_release):
+        return [*noted, MoveWave(wave.number, "reopen", _NOTHING_RUNS)]
     lasted = now - wave.since
     if lasted < timedelta(seconds=wave.soak_seconds):
         left = wave.soak_seconds - lasted.total_seconds()
@@ -201,16 +237,30 @@ def _back(view: RolloutView, now: datetime) -> list[Action]:
     surplus = tuple(s.replica_id for s in new if not s.rolls_to and s.replaces in still_there)
     if surplus:
         actions.append(Roll(surplus, view.old_release, in_place=False, why="go back to the old release"))
-    mode = SURGE if view.surge and view.has_surge_room else IN_PLACE
+    mode = SURGE if view.surge and (view.has_surge_room or _is_doubled(view, new)) else IN_PLACE
     direction = Direction(view.new_release, view.old_release, mode, OLD)
-    domain = _domain_under_way(new, surplus)
-    going = frozenset(surplus)
-    members = [s for s in new if s.domain == domain and s.replica_id not in going]
+    domain = _domain_under_way(new, still_there)
+    replaced = {seat.replaces for seat in view.seats if seat.is_wanted}
+    members = [
+        s for s in new if s.domain == domain and (s.replaces not in still_there or s.replica_id in replaced)
+    ]
     return actions + (make_way(view, members, direction, now) if members else [])
 
 
-def _domain_under_way(new: Sequence[Seat], surplus: Sequence[str]) -> str:
-    """One domain goes back after the other; the one that began is finished first."""
-    begun = Counter(s.domain for s in new if s.rolls_to or s.leaving_since is not None)
-    left = [s.domain for s in new if s.replica_id not in surplus]
-    return min(left, key=lambda domain: (-begun[domain], domain), default="")
+def _is_doubled(view: RolloutView, new: Sequence[Seat]) -> bool:
+    """Whether successors run beside replicas that make way: they took the room, and are not undone for it."""
+    replaced = {seat.replaces for seat in view.seats if seat.is_wanted}
+    return any(s.rolls_to and not s.in_place and s.is_ready and s.replica_id in replaced for s in new)
+
+
+def _domain_under_way(new: Sequence[Seat], still_there: Collection[str]) -> str:
+    """One domain goes back after the other; the one that began is finished first.
+
+    What serves nobody, or beside its predecessor, may go anywhere: it is not missed.
+    """
+    begun = Counter(
+        s.domain
+        for s in new
+        if s.is_ready and (s.rolls_to or s.leaving_since is not None) and s.replaces not in still_there
+    )
+    return min((s.domain for s in new), key=lambda domain: (-begun[domain], domain), default="")

@@ -67,6 +67,8 @@ WAVE = Lifecycle(
             ("begin", [PREWARMING], MOVING),
             ("soak", [MOVING], SOAKING),
             ("pass", [PREWARMING, SOAKING], PASSED),
+            # Nothing of the new release is left of it: others of its domain try it.
+            ("reopen", [MOVING, SOAKING], WAITING),
             ("fail", [PREWARMING, MOVING, SOAKING], FAILED),
             # Somebody lets a halted rollout go on: what failed is tried again.
             ("retry", [FAILED], MOVING),

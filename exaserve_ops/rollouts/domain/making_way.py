@@ -62,16 +62,19 @@ def _surge(view: RolloutView, members: list[Seat], direction: Direction, now: da
 
 
 def _in_place(view: RolloutView, members: list[Seat], direction: Direction, now: datetime) -> list[Action]:
+    missing = view.missing
     back = [s for s in members if s.is_ready and s.rolls_to and not s.in_place and s.leaving_since is None]
     if back:
         return [Stay(_ids(back), "it answers again, and waits for its turn")]
     leaving = [s for s in members if s.leaving_since is not None or s.rolls_to]
     due = [s for s in leaving if not s.rolls_to and _has_left(s, view, now)]
-    # Counted again: one whose node was away while its sessions left may be back.
+    # Counted again: one whose node was away while its sessions left may be back, and others may be gone.
     standing_by = [s for s in due if not (s.is_ready and s.serves)]
-    due = standing_by + [s for s in due if s.is_ready and s.serves][: max(0, view.unavailable - view.missing)]
+    going = sum(s.is_ready and s.serves and s.in_place for s in view.seats)
+    may_go = max(0, view.unavailable - missing - going)
+    due = standing_by + [s for s in due if s.is_ready and s.serves][:may_go]
     # What is missing by whatever cause counts: a rollout takes nobody away while others are missing.
-    room = view.unavailable - view.missing - sum(s.is_ready and s.serves for s in leaving)
+    room = view.unavailable - missing - sum(s.is_ready and s.serves for s in leaving)
     actions: list[Action] = []
     if due:
         why = f"make way for {direction.name}, which starts in their place"
@@ -85,7 +88,9 @@ def _in_place(view: RolloutView, members: list[Seat], direction: Direction, now:
         return actions
     if leaving:
         return [Wait(f"sessions leave {_names(leaving)}")]
-    return [Wait(f"{view.missing} of {view.wanted} replicas are missing, {view.unavailable} may be")]
+    told = f"{missing} of {view.wanted} replicas are missing, {view.unavailable} may be"
+    absent = view.absent()
+    return [Wait(f"{told}: {absent}" if absent else told)]
 
 
 def _leave(seats: Sequence[Seat], view: RolloutView, direction: Direction) -> list[Action]:
@@ -110,7 +115,7 @@ def _has_left(seat: Seat, view: RolloutView, now: datetime) -> bool:
 
 def _waiting(begun: Sequence[Seat], successors: dict[str, Seat], direction: Direction) -> str:
     starting = [successors[s.replica_id] for s in begun if s.replica_id in successors]
-    unready = [f"{s.name} is {s.status.replace('_', ' ')}" for s in starting if not s.is_ready]
+    unready = [f"{s.name} {s.state}" for s in starting if not s.is_ready]
     if unready:
         return f"{', '.join(unready[:3])}{' and others' if unready[3:] else ''}"
     if begun:

@@ -12,6 +12,7 @@ _MOST_SECONDS = 7 * 24 * 3600
 _MOST_REPLICAS = 100_000
 _PERCENT = 100
 _MOST_STEPS = 64
+_MARGIN_SECONDS = 60.0
 
 
 class PolicyError(ValueError):
@@ -115,6 +116,12 @@ def resolve(count: str, wanted: int) -> int:
         return int(count)
     share = int(count[:-1])
     return max(1, wanted * share // _PERCENT) if share else 0
+
+
+def longest_move_seconds(replicas: int, width: int, each_seconds: float, policy: RolloutPolicy) -> float:
+    """For how long so many may make way, `width` at a time: each batch may start, be left and drain once."""
+    batches = -(-replicas // max(1, width))
+    return batches * (each_seconds + policy.sessions_wait_seconds + _MARGIN_SECONDS)
 
 
 def _checked(name: str, value: Any) -> Any:  # noqa: ANN401 - each field has its own type

@@ -42,6 +42,17 @@ class Seat:
     active_sessions: int = 0
     reason: str = ""
     restarts: int = 0
+    since: datetime | None = None
+    """When it came to be in its status."""
+
+    @property
+    def state(self) -> str:
+        """What keeps it from answering, for people; its status where nothing does."""
+        if self.is_wanted and self.node_id and not self.node_alive:
+            return f"is on {self.node_name}, which is away"
+        if self.status == states.READY and self.is_closed:
+            return "is ready, and no gateway reaches it"
+        return f"is {self.status.replace('_', ' ')}"
 
     @property
     def is_ready(self) -> bool:
@@ -99,7 +110,9 @@ class RolloutView:
     running_since: datetime
     """When it began, or was last let go on."""
     move_seconds: float
-    """For how long one wave may take to move, from what its replicas take to start and to drain."""
+    """For how long nothing of a wave may come on, from what its replicas take to start and to drain."""
+    start_seconds: float = 600.0
+    """For how long one replica may start; its agent gives it up after that."""
     new_answers: Answers = field(default_factory=Answers)
     old_answers: Answers = field(default_factory=Answers)
     failed: tuple[str, ...] = ()
@@ -126,6 +139,12 @@ class RolloutView:
         """How many of the wanted replicas do not serve now."""
         return max(0, self.wanted - sum(seat.is_ready and seat.serves for seat in self.seats))
 
+    def absent(self, most: int = 3) -> str:
+        """Who of those that should serve do not, and why."""
+        seats = [s for s in self.seats if s.is_wanted and s.serves and not s.is_ready]
+        more = f" and {len(seats) - most} more" if len(seats) > most else ""
+        return ", ".join(f"{s.name} {s.state}" for s in seats[:most]) + more
+
     def health(self) -> Health:
         """How the new release's replicas fare."""
         kept = self.kept(self.new_release)
@@ -133,7 +152,7 @@ class RolloutView:
         return Health(
             wanted=len(kept),
             ready=sum(seat.is_ready for seat in kept),
-            not_ready=tuple(f"{s.name} is {s.status.replace('_', ' ')}" for s in kept if not s.is_ready),
+            not_ready=tuple(f"{s.name} {s.state}" for s in kept if not s.is_ready),
             failed=self.failed,
             restarts=worst.restarts if worst is not None else 0,
             restarted=worst.name if worst is not None else "",

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from exaserve_ops.rollouts.domain.policy import RolloutPolicy, resolve
 
+CANARY = 1
+"""Number of the first wave."""
+
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
@@ -63,14 +66,14 @@ def plan_waves(
 
 def wave_size(policy: RolloutPolicy, number: int, total: int) -> int:
     """How many replicas the wave of this number may have; `total`: all that are to make way."""
-    if number == 1:
+    if number == CANARY:
         return max(1, resolve(policy.canary, total))
     step = policy.growth[min(number - 2, len(policy.growth) - 1)]
     return max(1, resolve(step, total))
 
 
 def _wave(number: int, domain: str, members: list[Candidate], policy: RolloutPolicy) -> PlannedWave:
-    is_canary = number == 1
+    is_canary = number == CANARY
     size = "the canary" if is_canary else f"{len(members)} at most at this stage"
     return PlannedWave(
         number=number,

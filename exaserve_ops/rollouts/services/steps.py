@@ -30,6 +30,7 @@ from exaserve_ops.rollouts.domain.waves import plan_waves
 from exaserve_ops.rollouts.models import Rollout, Wave, WaveMember
 from exaserve_ops.rollouts.selectors import candidates_of
 from exaserve_ops.rollouts.services.rollouts import advance_rollout, subject_of, wave_rows
+from exaserve_ops.rollouts.services.weights import keep_old_weights
 from exaserve_ops.serving.domain.departure import Departure
 from exaserve_ops.serving.domain.lifecycle import READY, STOPPED
 from exaserve_ops.serving.models import Deployment, Replica
@@ -92,6 +93,10 @@ def advance_wave(rollout: Rollout, action: MoveWave, now: datetime) -> None:
         wave.opened_at, wave.mode = now, action.mode
         rows = [WaveMember(wave=wave, replica_id=UUID(key)) for key in action.members]
         WaveMember.objects.bulk_create(rows, ignore_conflicts=True)
+        # Healing may have put old replicas on other nodes since it began.
+        keep_old_weights(rollout, actor=ACTOR, now=now)
+    if action.event == "reopen":
+        wave.members.all().delete()
     if wave.status == states.PASSED:
         wave.passed_at = now
     wave.save()

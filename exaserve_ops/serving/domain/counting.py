@@ -41,7 +41,8 @@ class Count:
         self._by_id = {r.id: r for r in kept}
         self._heads = [r for r in kept if r.id not in cover]
         self._replaced = {r.replaces for r in kept}
-        self._crowd = Counter(r.node.domain for r in kept if r.node is not None)
+        self._kept = kept
+        self._crowd: Counter[str] | None = None
 
     def victims(self, role: str) -> list[ReplicaFacts]:
         """Those that are too many, the first to go first; each with the one whose place it takes."""
@@ -66,6 +67,8 @@ class Count:
 
         Then the most crowded, then the newest.
         """
+        if self._crowd is None:
+            self._crowd = Counter(r.node.domain for r in self._kept if r.node is not None)
         crowd = self._crowd[replica.node.domain] if replica.node is not None else 0
         return (
             _FIRST_TO_GO[replica.status],

@@ -9,7 +9,7 @@ superfluous and the count of the wish settles it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from exaserve_ops.serving.domain import lifecycle as states
@@ -68,8 +68,14 @@ def find_ailments(
     replicas: Iterable[ReplicaFacts], snapshot: DeploymentSnapshot, now: datetime
 ) -> dict[str, Ailment]:
     """Ailments of those that have one, by replica id."""
-    found = ((r.id, find_ailment(r, snapshot, now)) for r in replicas)
+    found = ((r.id, find_ailment(r, snapshot, now)) for r in replicas if not _is_well(r))
     return {replica_id: ailment for replica_id, ailment in found if ailment is not None}
+
+
+def _is_well(replica: ReplicaFacts) -> bool:
+    """What is so of nearly all, nearly always; of thousands only the others are looked at closely."""
+    calm = replica.status == states.READY and replica.roll is None and not replica.slow_reason
+    return calm and (replica.node is None or not replica.node.draining)
 
 
 def find_cover(replicas: Iterable[ReplicaFacts], ailments: Mapping[str, Ailment]) -> dict[str, ReplicaFacts]:
@@ -81,6 +87,8 @@ def plan_quarantine(
     replicas: Iterable[ReplicaFacts], snapshot: DeploymentSnapshot, ailments: Mapping[str, Ailment]
 ) -> list[Quarantine]:
     """Take accelerators out of use whose memory stays held."""
+    if not any(ailment.cause == HELD for ailment in ailments.values()):
+        return []
     free = {a.uuid for node in snapshot.nodes for a in node.accelerators if not a.quarantine}
     steps = []
     for replica in replicas:
@@ -102,13 +110,16 @@ class Healing:
     """Where there is room; what is placed takes it."""
     holds: dict[str, str]
     """Why each one that is not healed now is not; filled by `plan`."""
+    refusals: dict[PlacementRequest, str] = field(default_factory=dict)
+    """What is said of requests that have no room: the same for all that ask for the same."""
 
     def plan(self, kept: Iterable[ReplicaFacts]) -> list[Step]:
         """Return the steps for those that ail, and the holds that are new or over."""
         kept = tuple(kept)
         steps: list[Step] = []
-        budget = self._budget(kept)
-        for replica in kept:
+        ailing = [replica for replica in kept if replica.id in self.ailments]
+        budget = self._budget(ailing)
+        for replica in ailing:
             step = self._heal(replica, budget)
             if isinstance(step, Hold):
                 self.holds[replica.id] = step.why
@@ -153,9 +164,12 @@ class Healing:
         refusal = budget.refusal(replica, ailment)
         if refusal:
             return Hold(replica.id, refusal)
-        choice = self.board.place_as(self._request(replica, ailment))
+        request = self._request(replica, ailment)
+        choice = self.refusals.get(request) or self.board.place_as(request)
         if isinstance(choice, Refusal):
-            return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice.summary()}")
+            choice = self.refusals[request] = choice.summary()
+        if isinstance(choice, str):
+            return Hold(replica.id, f"{ailment.why}; no room elsewhere: {choice}")
         budget.spend(replica, ailment)
         why = f"takes the place of {replica.name}: {ailment.why}"
         return Replace(replica.id, choice, replica.role, ailment.cause, why)
@@ -238,6 +252,9 @@ def plan_overdue(snapshot: DeploymentSnapshot) -> list[LetGo]:
 
 def _make_way(replica: ReplicaFacts, ailment: Ailment, successor: ReplicaFacts) -> LetGo | None:
     if ailment.cause == ROLLOUT and replica.status == states.READY:
+        if replica.roll is not None and replica.roll.in_place:
+            # One made while it was away: it may be waiting for just this place.
+            return release(replica, f"{ailment.why}; {successor.name} follows")
         return None  # its sessions leave first; the rollout says when it goes
     if successor.status == states.READY and not successor.is_closed:
         return release(replica, f"{ailment.why}; {successor.name} took its place")

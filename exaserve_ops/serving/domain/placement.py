@@ -188,7 +188,7 @@ class _Queue:
         self._take_in(room)
 
     def _take_in(self, room: NodeRoom) -> None:
-        self._rooms[room.node_id], self._refusal = room, None
+        self._rooms[room.node_id] = room
         fit = _refusal(self._request, room) or _fit(self._request, room)
         if isinstance(fit, str):
             self._fitting.pop(room.node_id, None)

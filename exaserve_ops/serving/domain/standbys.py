@@ -37,6 +37,8 @@ def plan_promotions(
     missing = [r for r in kept if r.role == SERVING and _is_missing(r, snapshot) and r.id not in taken]
     missing.sort(key=lambda r: (_WORST_FIRST.index(r.status), r.name))
     ready = [r for r in kept if r.role == STANDBY and r.status == states.READY and not _on_drain(r)]
+    if not missing or not ready:
+        return [], kept
     domains = Counter(_domain(r) for r in kept if r.role == SERVING and r.status == states.READY)
     ready.sort(key=lambda r: (_is_suspect(r), domains[_domain(r)], r.created_at, r.name))
     promotions: list[Promote] = []

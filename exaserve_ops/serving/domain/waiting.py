@@ -33,7 +33,8 @@ def find_waiting(
     }
     found = []
     for replica in snapshot.replicas:
-        if replica.id in acted_on:
+        is_told = replica.id in holds or replica.id in cover
+        if replica.id in acted_on or (replica.status == states.READY and not is_told):
             continue
         why = holds.get(replica.id) or _of_pair(replica, cover) or _of_status(replica)
         if why:
