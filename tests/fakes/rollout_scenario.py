@@ -36,6 +36,7 @@ class Scenario:
     room: int
     """Free places of the whole fleet, in hundredths of its nodes."""
     names_racks: bool = True
+    longest_seconds: int = LONGEST_SECONDS
 
     @classmethod
     def drawn(cls, seed: int, *, domains: int, nodes_each: int) -> Scenario:
@@ -128,7 +129,7 @@ def run(scenario: Scenario) -> Run:
     world, trouble = build(scenario)
     looks = 0
     while world.status not in ENDED_STATUSES and not trouble.is_over:
-        if world.fleet.now_seconds > LONGEST_SECONDS:
+        if world.fleet.now_seconds > scenario.longest_seconds:
             break
         looks += 1
         live_on(world, trouble, looks)
