@@ -61,6 +61,9 @@ class Wave(models.Model):
     rollout = models.ForeignKey(Rollout, on_delete=models.CASCADE, related_name="waves")
     number = models.PositiveIntegerField()
     domain = models.CharField(max_length=160, blank=True)
+    domains = models.JSONField(
+        default=list, blank=True, help_text="Its failure domains: one, or nodes of which no rack is known."
+    )
     planned = models.PositiveIntegerField(help_text="Replicas that it is to have.")
     sessions = models.PositiveIntegerField(default=0, help_text="Active ones there when it was planned.")
     soak_seconds = models.PositiveIntegerField()

@@ -163,6 +163,7 @@ def _wave_state(wave: Wave) -> WaveState:
         members=tuple(str(member.replica_id) for member in wave.members.all()),
         mode=wave.mode,
         why=wave.why,
+        domains=tuple(wave.domains),
     )
 
 

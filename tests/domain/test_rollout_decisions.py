@@ -157,7 +157,8 @@ def wave(status: str, members: tuple[str, ...] = (), **changes: object) -> WaveS
         "since": NOW,
         "members": members,
     }
-    return WaveState(1, status, "rack a", 2, **(fields | changes))  # type: ignore[arg-type]  # of a wave
+    given = {"number": 1, "status": status, "domain": "rack a", "planned": 2, **fields, **changes}
+    return WaveState(**given)  # type: ignore[arg-type]  # of a wave
 
 
 def test_only_as_many_make_way_at_once_as_may_surge() -> None:
@@ -306,3 +307,45 @@ def test_way_back_does_not_undo_the_pair_that_took_the_last_room() -> None:
     pair = (seat("a", "new", rolls_to="old"), seat("c", replaces="a", status="loading"))
     steps = decide(view(*pair, status="rolling_back", has_surge_room=False), NOW)
     assert not [a for a in steps if isinstance(a, Stay)]
+
+
+def lone(node: int, count: int = 4) -> list[Candidate]:
+    name = f"n{node:03}"
+    return [Candidate(f"{name}-{index}", f"{name}-{index}", f"node {name}", name) for index in range(count)]
+
+
+def test_nodes_without_a_rack_make_way_together_as_many_as_may_at_once() -> None:
+    """Else a fleet of hundreds of nodes would be hundreds of waves, each of them watched."""
+    candidates = [one for node in range(10) for one in lone(node)]
+    policy = read_policy({"growth": ["100%"]})
+    waves = plan_waves(candidates, policy, width=12)
+    assert len(waves[0].replica_ids) == 1, "the canary"
+    groups = list(dict.fromkeys(one.domains for one in waves))
+    assert [len(group) for group in groups] == [3, 3, 3, 1]
+    assert sorted(key for one in waves for key in one.replica_ids) == sorted(c.replica_id for c in candidates)
+    assert waves[1].domain == "3 nodes without a rack, n000 to n002"
+    assert waves[-1].domain == "node n009"
+    mixed = [*lone(1), Candidate("r", "r", "rack a"), Candidate("s", "s", "rack b")]
+    racked = plan_waves(mixed, policy, width=99)
+    assert [one.domains for one in racked[:3]] == [("rack a",), ("rack b",), ("node n001",)]
+
+
+def test_wave_over_several_nodes_takes_members_from_all_of_them_and_from_no_other() -> None:
+    waves = (wave("waiting", domain="2 nodes", domains=("node a", "node b"), planned=4),)
+    seats = [seat(name, domain=f"node {name}") for name in "abc"]
+    [opened] = decide(view(*seats, seat("n", "new"), waves=waves), NOW)
+    assert isinstance(opened, MoveWave)
+    assert opened.members == ("a", "b")
+
+
+def test_nodes_without_a_rack_go_back_together_too() -> None:
+    new = [
+        seat(f"{node}{index}", "new", domain=f"node {node}", status="ready")
+        for node in "abcd"
+        for index in range(2)
+    ]
+    steps = decide(view(*new, status="rolling_back", surge=0, unavailable=4, wanted=8), NOW)
+    assert [a.replica_ids for a in steps if isinstance(a, Leave)] == [("a0", "a1", "b0", "b1")]
+    racked = [replace(one, domain=one.domain.replace("node", "rack")) for one in new]
+    steps = decide(view(*racked, status="rolling_back", surge=0, unavailable=4, wanted=8), NOW)
+    assert [a.replica_ids for a in steps if isinstance(a, Leave)] == [("a0", "a1")]

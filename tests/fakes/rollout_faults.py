@@ -199,8 +199,8 @@ class Trouble:
         if self._rack_is_lost or self.lacking == QUORUM_LOST:
             return
         self._count("whole domain lost")
-        rack = self.chance.choice(self.world.fleet.machines).rack
-        lost = [m for m in self.world.fleet.machines if m.rack == rack and m.name not in self._struck]
+        place = self.chance.choice(self.world.fleet.machines).place
+        lost = [m for m in self.world.fleet.machines if m.place == place and m.name not in self._struck]
         seconds = self.chance.choice((30, 300, 1200))
         self._rack_is_lost = True
         self._take_down(lost, seconds)
@@ -341,9 +341,9 @@ class Trouble:
                 self._struck.add(machine.name)
                 machine.disk = "no room on its disk: 1 GiB is free, 140 GiB are needed"
         else:
-            racks = sorted({machine.rack for machine in machines})
-            gone = set(racks[: len(racks) * 5 // 8])
-            for machine in (m for m in machines if m.rack in gone):
+            places = sorted({machine.place for machine in machines})
+            gone = set(places[: len(places) * 5 // 8])
+            for machine in (m for m in machines if m.place in gone):
                 self._struck.add(machine.name)
                 self._after(300, partial(self.world.fleet.lose_power, machine))
 

@@ -54,6 +54,11 @@ class Machine:
     room: NodeRoom | None = None
 
     @property
+    def place(self) -> str:
+        """Its rack, told or not."""
+        return self.name.partition("-")[0]
+
+    @property
     def is_lost(self) -> bool:
         """As the failure detector sees it."""
         return self.silent_seconds >= DEAD_SECONDS

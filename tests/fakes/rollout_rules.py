@@ -100,16 +100,16 @@ class Rules:
     def _ask_for_domains(self, world: RolloutWorld, serving: list[Row]) -> None:
         wave = world.wave
         if world.status == states.RUNNING and wave is not None:
-            old = [row for row in serving if row.release == OLD]
-            self._domains[wave.number] |= {_domain(row) for row in old}
-            if len(self._domains[wave.number]) > 1:
-                self.say(ONE_DOMAIN, world, f"wave {wave.number}: {sorted(self._domains[wave.number])}")
+            self._domains[wave.number] |= {_domain(row) for row in serving if row.release == OLD}
+            touched = self._domains[wave.number]
+            if len(touched) > 1 and not _stand_together(world, touched, wave):
+                self.say(ONE_DOMAIN, world, f"wave {wave.number}: {sorted(touched)}")
         if world.status == states.ROLLING_BACK:
             begun = [r for r in world.fleet.rows.values() if r.rolls_to or r.leaving_since is not None]
             going = [row for row in (*serving, *begun) if row.answers and row.release == NEW]
             kept = {row.id for row in world.fleet.rows.values() if row.is_kept and row.release == OLD}
             domains = {_domain(row) for row in going if row.replaces not in kept}
-            if len(domains) > 1:
+            if len(domains) > 1 and not _stand_together(world, domains):
                 self.say(ONE_DOMAIN_BACK, world, f"{sorted(domains)}")
 
     def _ask_for_sessions(self, world: RolloutWorld, view: RolloutView, serving: list[Row]) -> None:
@@ -239,6 +239,18 @@ class Rules:
 def _domain(row: Row) -> str:
     room = row.machine.room if row.machine is not None else None
     return room.domain if room is not None else ""
+
+
+def _stand_together(world: RolloutWorld, domains: set[str], wave: WaveState | None = None) -> bool:
+    """Whether these are nodes of which no rack is known, no more of them than make way at once."""
+    if any(world.fleet.by_name[name.removeprefix("node ")].rack for name in domains if name[:5] == "node "):
+        return False
+    if wave is not None:
+        own = sum(other.planned for other in world.waves if other.domains == wave.domains)
+        return domains <= set(wave.domains) and own <= world.width
+    held = [row for row in world.fleet.rows.values() if _domain(row) in domains and row.answers]
+    going = [row for row in held if row.rolls_to or row.leaving_since is not None]
+    return all(name.startswith("node ") for name in domains) and len(going) <= 2 * world.width
 
 
 def _serves(seat: Seat) -> bool:

@@ -65,6 +65,7 @@ class Scenario:
             standbys=chance.choice((0, 0, domains)),
             policy=read_policy(policy),
             bad=chance.choice(("",) * 5 + ("crash", "hang", "error", "slow", "spoilt")),
+            names_racks=chance.random() < 0.8,
             bad_from=chance.choice((0, 0, 2, 4)),
             room=chance.choice((5, 20, 75, 75)),
             lacking=chance.choice(("",) * 12 + (NO_TRAFFIC, FULL_DISK, QUORUM_LOST)),

@@ -104,13 +104,18 @@ class RolloutWorld:
         self.fleet.snapshot()
         if not (self.surge and self._has_room()):
             self.unavailable = max(1, self.unavailable)
-        self.waves = self._recorded(plan_waves(self._candidates(), self.policy))
+        self.waves = self._recorded(plan_waves(self._candidates(), self.policy, width=self.width))
         self.canary = self.waves[0].planned
         self._keep_old_weights(row.machine for row in self.fleet.rows.values())
 
     @property
     def now(self) -> datetime:
         return self.fleet.now
+
+    @property
+    def width(self) -> int:
+        """How many may make way at once."""
+        return max(self.surge, self.unavailable)
 
     @property
     def wave(self) -> WaveState | None:
@@ -281,7 +286,7 @@ class RolloutWorld:
             case AddWaves():
                 if self.wave is not None:
                     raise Overtaken("there is a wave left")
-                planned = plan_waves(self._candidates(), self.policy, begun=len(self.waves))
+                planned = plan_waves(self._candidates(), self.policy, begun=len(self.waves), width=self.width)
                 self.waves += self._recorded(planned)
             case Wait(why=why):
                 self.waits_for = why
@@ -358,6 +363,7 @@ class RolloutWorld:
                 wave.soak_seconds,
                 wave.needs_approval,
                 self.now,
+                domains=wave.domains,
             )
             for wave in planned
         ]

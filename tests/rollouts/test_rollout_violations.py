@@ -54,7 +54,7 @@ def many_at_once(view: RolloutView, now: datetime) -> list[Action]:
 
 def over_all_domains(view: RolloutView, now: datetime) -> list[Action]:
     seats = tuple(replace(seat, domain="everywhere") for seat in view.seats)
-    waves = tuple(replace(wave, domain="everywhere") for wave in view.waves)
+    waves = tuple(replace(wave, domains=("everywhere",)) for wave in view.waves)
     return right_decide(replace(view, seats=seats, waves=waves), now)
 
 
@@ -188,7 +188,15 @@ def test_planted_fault_is_found(rule: str, plant: Plant, bad: str, monkeypatch: 
     for seed in range(SEEDS):
         drawn = Scenario.drawn(seed, domains=4, nodes_each=2)
         given = replace(
-            drawn, spare=1, room=400, policy=POLICY, bad=bad, bad_from=2, lacking="", longest_seconds=7200
+            drawn,
+            names_racks=True,
+            spare=1,
+            room=400,
+            policy=POLICY,
+            bad=bad,
+            bad_from=2,
+            lacking="",
+            longest_seconds=7200,
         )
         found |= set(run(given).broken)
         if rule in found:

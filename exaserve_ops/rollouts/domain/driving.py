@@ -27,6 +27,7 @@ from exaserve_ops.rollouts.domain.gates import closed_reason, judge, missing_dat
 from exaserve_ops.rollouts.domain.making_way import Direction, make_way
 from exaserve_ops.rollouts.domain.policy import HALT
 from exaserve_ops.rollouts.domain.view import IN_PLACE, SURGE, RolloutView, Seat, WaveState
+from exaserve_ops.rollouts.domain.waves import is_lone_node
 from exaserve_ops.serving.domain.lifecycle import BACKING_OFF, LOADING, PENDING, PLACED, STARTING
 
 NEW = "the new release"
@@ -73,7 +74,7 @@ def _open(view: RolloutView, wave: WaveState, now: datetime) -> list[Action]:
     if view.frozen:
         return [Wait(f"healing is frozen: {view.frozen}")]
     old = sorted(
-        (s for s in view.kept(view.old_release) if s.domain == wave.domain),
+        (s for s in view.kept(view.old_release) if wave.covers(s.domain)),
         key=lambda s: (not s.serves, s.active_sessions, s.name),
     )
     # Where nothing came of the canary, the next wave is the first to try the release, and as small.
@@ -239,10 +240,10 @@ def _back(view: RolloutView, now: datetime) -> list[Action]:
         actions.append(Roll(surplus, view.old_release, in_place=False, why="go back to the old release"))
     mode = SURGE if view.surge and (view.has_surge_room or _is_doubled(view, new)) else IN_PLACE
     direction = Direction(view.new_release, view.old_release, mode, OLD)
-    domain = _domain_under_way(new, still_there)
+    domains = _domains_under_way(view, new, still_there)
     replaced = {seat.replaces for seat in view.seats if seat.is_wanted}
     members = [
-        s for s in new if s.domain == domain and (s.replaces not in still_there or s.replica_id in replaced)
+        s for s in new if s.domain in domains and (s.replaces not in still_there or s.replica_id in replaced)
     ]
     return actions + (make_way(view, members, direction, now) if members else [])
 
@@ -253,14 +254,25 @@ def _is_doubled(view: RolloutView, new: Sequence[Seat]) -> bool:
     return any(s.rolls_to and not s.in_place and s.is_ready and s.replica_id in replaced for s in new)
 
 
-def _domain_under_way(new: Sequence[Seat], still_there: Collection[str]) -> str:
+def _domains_under_way(
+    view: RolloutView, new: Sequence[Seat], still_there: Collection[str]
+) -> Collection[str]:
     """One domain goes back after the other; the one that began is finished first.
 
-    What serves nobody, or beside its predecessor, may go anywhere: it is not missed.
+    Nodes of which no rack is known go together, as they came. What serves nobody, or beside its
+    predecessor, may go anywhere: it is not missed.
     """
     begun = Counter(
         s.domain
         for s in new
         if s.is_ready and (s.rolls_to or s.leaving_since is not None) and s.replaces not in still_there
     )
-    return min((s.domain for s in new), key=lambda domain: (-begun[domain], domain), default="")
+    sizes = Counter(s.domain for s in new)
+    first, *others = sorted(sizes, key=lambda domain: (-begun[domain], domain))
+    chosen, size = [first], sizes[first]
+    width = max(view.surge, view.unavailable)
+    for domain in others if is_lone_node(first) else ():
+        if is_lone_node(domain) and (begun[domain] or size + sizes[domain] <= width):
+            chosen.append(domain)
+            size += sizes[domain]
+    return chosen

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exaserve_ops.rollouts.domain.policy import RolloutPolicy, resolve
@@ -93,7 +93,10 @@ def plan_rollout(facts: PreflightFacts, policy: RolloutPolicy) -> RolloutPlan:
             f"There is room for {facts.surge_room} more at a time, not for {surge}: it takes longer. "
             f"{facts.no_surge_why}"
         )
-    waves = plan_waves(facts.candidates, policy)
+    # By what is chosen, not by what room there happens to be: the plan that was read is the one that runs.
+    together = surge if mode == SURGE else unavailable
+    waves = plan_waves(facts.candidates, policy, width=together)
+    warnings += _nodes_together(waves, together)
     width = min(surge, facts.surge_room) if mode == SURGE else unavailable
     refusals = _refusals(facts, mode)
     return RolloutPlan(
@@ -129,6 +132,18 @@ def _capacity_warning(facts: PreflightFacts, surge: int, unavailable: int) -> st
         f"No room for one more replica: each old one drains before its successor starts, {unavailable} at a "
         f"time, so the deployment has up to {share:.0%} less capacity all the while. {why}"
     )
+
+
+def _nodes_together(waves: Sequence[PlannedWave], width: int) -> list[str]:
+    most = max((len(wave.domains) for wave in waves), default=0)
+    if most <= 1:
+        return []
+    told = (
+        f"No racks are known, so each node is taken to fail by itself: up to {most} nodes make way in one "
+        f"wave, as many as hold the {width} replicas that may make way at once. Tell nodes their racks, and "
+        "waves end where racks do."
+    )
+    return [told]
 
 
 def _estimate(

@@ -81,6 +81,12 @@ class WaveState:
     """Ids of replicas of the old release that make way in it."""
     mode: str = SURGE
     why: str = ""
+    domains: tuple[str, ...] = ()
+    """Its failure domains, where `domain` names several nodes together."""
+
+    def covers(self, domain: str) -> bool:
+        """Whether replicas of a failure domain may be in it."""
+        return domain in (self.domains or (self.domain,))
 
 
 @dataclass(frozen=True, slots=True)

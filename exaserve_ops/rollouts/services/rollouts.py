@@ -26,6 +26,7 @@ from exaserve_ops.serving.services.releases import ReleaseWish, find_or_create_r
 
 _REASON_CHARACTERS = 500
 _WHY_CHARACTERS = 1000
+_DOMAIN_CHARACTERS = 160
 
 
 def checked_policy(given: Mapping[str, Any]) -> RolloutPolicy:
@@ -121,7 +122,8 @@ def wave_rows(rollout: Rollout, waves: Iterable[PlannedWave], now: datetime) -> 
         Wave(
             rollout=rollout,
             number=wave.number,
-            domain=wave.domain,
+            domain=wave.domain[:_DOMAIN_CHARACTERS],
+            domains=list(wave.domains),
             planned=len(wave.replica_ids),
             sessions=wave.sessions,
             soak_seconds=wave.soak_seconds,

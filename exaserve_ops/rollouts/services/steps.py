@@ -112,7 +112,12 @@ def _add_waves(rollout: Rollout, why: str, now: datetime) -> None:
     if rollout.waves.exclude(status=states.PASSED).exists():
         raise ConflictError("there is a wave left")
     candidates = candidates_of(rollout.deployment, rollout.to_release, now)
-    waves = plan_waves(candidates, read_policy(rollout.policy), begun=rollout.waves.count())
+    waves = plan_waves(
+        candidates,
+        read_policy(rollout.policy),
+        begun=rollout.waves.count(),
+        width=max(rollout.surge, rollout.unavailable),
+    )
     Wave.objects.bulk_create(wave_rows(rollout, waves, now))
     told = f"{len(waves)} more: {why}"
     record_event(subject_of(rollout), "waves_added", actor=ACTOR, now=now, reason=told)
