@@ -92,6 +92,9 @@ class Rules:
         rows = [world.fleet.rows[key] for key in action.replica_ids if key in world.fleet.rows]
         serving = [row for row in rows if row.answers and row.machine is not None]
         self._ask_for_domains(world, serving)
+        takes_away = not isinstance(action, Roll) or action.in_place
+        if takes_away and world.status == states.ROLLING_BACK:
+            self._ask_for_way_back(world, view, serving)
         if isinstance(action, LetGo) or (isinstance(action, Roll) and action.in_place):
             self._ask_for_sessions(world, view, serving)
         if isinstance(action, Roll) and action.in_place:
@@ -104,13 +107,20 @@ class Rules:
             touched = self._domains[wave.number]
             if len(touched) > 1 and not _stand_together(world, touched, wave):
                 self.say(ONE_DOMAIN, world, f"wave {wave.number}: {sorted(touched)}")
-        if world.status == states.ROLLING_BACK:
-            begun = [r for r in world.fleet.rows.values() if r.rolls_to or r.leaving_since is not None]
-            going = [row for row in (*serving, *begun) if row.answers and row.release == NEW]
-            kept = {row.id for row in world.fleet.rows.values() if row.is_kept and row.release == OLD}
-            domains = {_domain(row) for row in going if row.replaces not in kept}
-            if len(domains) > 1 and not _stand_together(world, domains):
-                self.say(ONE_DOMAIN_BACK, world, f"{sorted(domains)}")
+
+    def _ask_for_way_back(self, world: RolloutWorld, view: RolloutView, serving: list[Row]) -> None:
+        """Who is left now, or goes first, is where others are left, or nobody is.
+
+        One beside which a successor is started may be anywhere: it serves on.
+        """
+        kept = {row.id for row in world.fleet.rows.values() if row.is_kept and row.release == OLD}
+        seats = [seat for seat in view.seats if _serves(seat) and seat.release == NEW]
+        begun = {s.domain for s in seats if (s.in_place or s.leaving_since) and s.replaces not in kept}
+        fresh = [row for row in serving if not row.in_place and row.leaving_since is None]
+        taken = {_domain(row) for row in fresh if row.release == NEW and row.replaces not in kept}
+        domains = taken | begun
+        if taken and len(domains) > 1 and not _stand_together(world, domains):
+            self.say(ONE_DOMAIN_BACK, world, f"{sorted(domains)}")
 
     def _ask_for_sessions(self, world: RolloutWorld, view: RolloutView, serving: list[Row]) -> None:
         seats = {seat.replica_id: seat for seat in view.seats}
