@@ -25,6 +25,7 @@ from exaserve_ops.rollouts.domain.gates import (
     judge,
 )
 from exaserve_ops.rollouts.domain.policy import PolicyError, RolloutPolicy, read_policy, resolve
+from exaserve_ops.rollouts.domain.preflight import PreflightFacts, ReleaseContent, plan_rollout
 from exaserve_ops.rollouts.domain.spread_of_values import bucket_of, quantile_seconds, upper_seconds
 from exaserve_ops.rollouts.domain.view import RolloutView, Seat, WaveState, WeightsUnderWay
 from exaserve_ops.rollouts.domain.waves import Candidate, plan_waves
@@ -349,3 +350,23 @@ def test_nodes_without_a_rack_go_back_together_too() -> None:
     racked = [replace(one, domain=one.domain.replace("node", "rack")) for one in new]
     steps = decide(view(*racked, status="rolling_back", surge=0, unavailable=4, wanted=8), NOW)
     assert [a.replica_ids for a in steps if isinstance(a, Leave)] == [("a0", "a1")]
+
+
+def test_plan_over_nodes_without_racks_says_that_they_stand_together_and_how_long_it_takes() -> None:
+    content = ReleaseContent(1, "m", "m", "torch", {}, 1 << 30)
+    facts = PreflightFacts(
+        deployment="d",
+        wanted=3072,
+        old=content,
+        new=replace(content, number=2),
+        candidates=tuple(one for node in range(256) for one in lone(node, 12)),
+        surge_room=0,
+        no_surge_why="",
+    )
+    plan = plan_rollout(facts, read_policy({"max_unavailable": "5%", "max_surge": 0}))
+    assert 20 < len(plan.waves) < 60
+    assert any("up to 12 nodes make way in one wave" in warning for warning in plan.warnings)
+    alone = plan_rollout(facts, read_policy({"max_unavailable": "12", "max_surge": 0}))
+    assert len(alone.waves) > 256
+    assert not any("make way in one wave" in warning for warning in alone.warnings)
+    assert plan.estimate.seconds < alone.estimate.seconds / 5
