@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -130,6 +132,20 @@ def test_page_over_the_bound_is_not_read_also_where_it_is_packed() -> None:
     huge = b"m 1\n" * (scraper._MAX_PAGE_BYTES // 4 + 1)
     for metrics in (answer(huge), answer(gzip.compress(huge), "Content-Encoding: gzip")):
         assert scrape(metrics) == (None, f"metrics page over {scraper._MAX_PAGE_BYTES} bytes")
+
+
+def test_room_that_the_log_tells_goes_before_what_labels_say(tmp_path: Path) -> None:
+    log = tmp_path / "1.log"
+    log.write_text("INFO GPU KV cache size: 52,800 tokens\n")
+    labels = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="100"} 1\n'
+    for log_file, tokens in ((log, 52_800), (tmp_path / "none.log", 1600), (None, 1600)):
+        with engine(answer(labels.encode())) as target:
+            watched = scraper._begin(replace(target, log_file=log_file))
+            watched.owned = True
+            with watched.pool:
+                sample = scraper._ask(watched).sample
+        assert sample is not None
+        assert sample.kv_capacity_tokens == tokens
 
 
 def test_no_metrics_is_no_data_and_says_which_kind_of_none() -> None:

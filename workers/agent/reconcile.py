@@ -128,6 +128,7 @@ class Reconciler:
                         label=self._runner.label(*row.key),
                         api_key=self._runner.api_key(*row.key),
                         kv_sources=_kv_sources(adapter, snapshot.specs.get(row.replica_id), row),
+                        log_file=Path(row.log_file),
                         was_ready_at_seconds=row.ready_at,
                     )
                 )

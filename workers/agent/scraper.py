@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import urllib3
 
@@ -17,6 +18,7 @@ from workers.agent.facts import Probe
 from workers.agent.kv_listener import KvListener
 from workers.agent.probing import Answer, Outcome, ProbeState, advance
 from workers.engines.base import EngineAdapter, EngineSample, KvEventSource
+from workers.engines.capacity_log import LoggedCapacity, read_capacity, with_capacity
 
 WINDOW_SECONDS = 10.0
 _READY_INTERVAL_SECONDS = 1.0
@@ -27,6 +29,8 @@ _PATIENT_SECONDS = 8.0
 """For the counters of an engine whose health came late: do tokens flow nevertheless?"""
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
 _PART_BYTES = 128 * 1024
+_LOG_BYTES = 1024 * 1024
+"""Of the start of a log; an engine says what it has room for before it is ready."""
 _THREADS = 16
 _OK = 200
 _WEB_PAGE = "text/html"
@@ -50,6 +54,8 @@ class Target:
     api_key: str = field(repr=False)
     kv_sources: tuple[KvEventSource, ...] = ()
     """Where its engine publishes which KV blocks come and go."""
+    log_file: Path | None = None
+    """Where its engine says how much KV it has room for."""
     was_ready_at_seconds: float | None = None
     """Set for an attempt that was ready before this agent started: it still is until shown not."""
 
@@ -62,6 +68,8 @@ class _Watched:
     due_at: float = 0.0
     in_flight: bool = False
     owned: bool = False
+    logged: LoggedCapacity | None = None
+    """Read once, with the first metrics; what an engine has room for does not change."""
 
 
 class Scraper:
@@ -213,7 +221,23 @@ def _told(status: int, page: bytes) -> str:
 
 
 def _scrape(watched: _Watched, *, timeout: urllib3.Timeout | None = None) -> tuple[EngineSample | None, str]:
-    return scrape(watched.pool, watched.target.adapter, timeout=timeout)
+    sample, note = scrape(watched.pool, watched.target.adapter, timeout=timeout)
+    if sample is not None:
+        if watched.logged is None:
+            watched.logged = _read_log(watched.target.log_file)
+        sample = with_capacity(sample, watched.logged)
+    return sample, note
+
+
+def _read_log(path: Path | None) -> LoggedCapacity:
+    if path is None:
+        return LoggedCapacity()
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LOG_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return LoggedCapacity()
+    return read_capacity(text.splitlines())
 
 
 def scrape(
