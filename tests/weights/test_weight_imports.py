@@ -111,12 +111,43 @@ def test_a_server_with_one_file_of_weights_and_no_ranges_is_read_from_the_beginn
         {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": shard_of(3 * PIECE, 7)}
     )
     with serving(FileServer(below("m", model.contents), ranges=False)) as server:
-        server.break_after_bytes = 100_000
+
+        def mend(path: str) -> None:
+            tries = [one for one, headers in server.asked if one == path and headers["range"] != "bytes=0-0"]
+            if len(tries) > 2:
+                server.break_after_bytes = 0
+
+        server.on_answer, server.break_after_bytes = mend, 100_000
         order = order_of(server, "http")
         store.take_in(order)
-        wait_for(lambda: len([p for p, _ in server.asked if "safetensors" in p]) > 4, "some tries")
-        server.break_after_bytes = 0
         assert store.findings(order).manifest_digest == model.digest
+
+
+def test_a_server_that_always_breaks_off_and_gives_no_ranges_is_not_asked_for_ever(store: Store) -> None:
+    model = weights_of(
+        {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": shard_of(3 * PIECE, 7)}
+    )
+    with serving(FileServer(below("m", model.contents), ranges=False, break_after_bytes=100_000)) as server:
+        order = order_of(server, "http")
+        store.take_in(order)
+        wait_for(lambda: "tried again" in getattr(store.seen(order), "reason", ""), "the try to end")
+        reason = getattr(store.seen(order), "reason", "")
+        assert "no ranges" in reason
+        assert len([path for path, _ in server.asked if path == "m/model.safetensors"]) <= 10
+
+
+@pytest.mark.parametrize("name", ["../secret.json", "a/../../secret.json", "/etc/secret.json"])
+def test_a_server_is_asked_for_nothing_outside_the_place_that_was_named(
+    store: Store, model: Weights, name: str
+) -> None:
+    index = json.dumps({"weight_map": {"w": name}}).encode()
+    contents = {**model.contents, "model.safetensors.index.json": index}
+    with serving(FileServer(below("m", contents))) as server:
+        for number, files in enumerate(((), ("config.json", name))):
+            order = order_of(server, "http", files=files, import_id=f"i-{number}")
+            store.take_in(order)
+            assert store.wait_import(order, ImportState.FAILED).reason
+        assert not [path for path, _ in server.asked if "secret" in path]
 
 
 def test_a_server_can_be_told_which_files_to_take_and_no_patterns(store: Store, model: Weights) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 from workers.protocol.imports import WeightsImport
+from workers.protocol.manifest import ManifestError, check_paths
 from workers.protocol.shards import MAX_INDEX_BYTES
 from workers.weights.imports.listing import (
     CONFIG,
@@ -151,7 +152,7 @@ class ServerLister:
             patterns = [name for name in self._names if set(name) & set("*?[")]
             if patterns:
                 raise UnfitError(f"a server cannot be asked which files match {patterns[0]!r}: name them")
-            return self._names, ()
+            return _safe(self._names), ()
         index = self._look_for(INDEX)
         shards = [INDEX, *self._shards(index)] if index else [WHOLE]
         return (CONFIG, TOKENIZER, *shards), _KNOWN_NAMES
@@ -163,7 +164,7 @@ class ServerLister:
         shards = told.get("weight_map") if isinstance(told, Mapping) else None
         if not isinstance(shards, Mapping) or not shards:
             raise UnfitError(f"{INDEX} has no weight_map")
-        return sorted({str(name) for name in shards.values()})
+        return _safe(str(name) for name in shards.values())
 
     def _look_for(self, name: str) -> ListedFile | None:
         try:
@@ -174,6 +175,16 @@ class ServerLister:
     def _look(self, name: str) -> ListedFile:
         size, version = self._web.size_of(f"{self._base}/{quote(name)}", f"{self._web.host}/{name}")
         return ListedFile(name, size, version=version)
+
+
+def _safe(names: Iterable[str]) -> list[str]:
+    """Names, once each. Raises `UnfitError` for one that leads out of the place that was named."""
+    found = sorted(set(names))
+    try:
+        check_paths(found)
+    except ManifestError as error:
+        raise UnfitError(str(error)) from error
+    return found
 
 
 class BucketLister:

@@ -33,6 +33,8 @@ from workers.weights.swarm.rates import RateCap, RateMeter
 
 _FAILURES = 8
 """Of one file in a row, after which the try is over."""
+_BEGINNINGS = 3
+"""How often one file is begun anew in a try, where a server gives no ranges."""
 _FIRST_REST_SECONDS = 0.5
 _LONGEST_REST_SECONDS = 30.0
 _CHANGES = 3
@@ -84,6 +86,28 @@ class Going:
     findings_digest: str = ""
     revision: str = ""
     meter: RateMeter = field(default_factory=RateMeter)
+
+
+@dataclass(slots=True)
+class _Faults:
+    """What went wrong with one file in one try."""
+
+    in_a_row: int = 0
+    wrong: int = 0
+    beginnings: int = 0
+
+    def count_wrong(self, error: WrongBytesError) -> None:
+        """Count bytes that are not what their place tells. Raises `UnfitError` when that is no accident."""
+        self.wrong += 1
+        if self.wrong > 1:
+            raise UnfitError(str(error)) from error
+
+    def count(self, error: SourceError, *, came_on: bool) -> None:
+        """Count a fault of the source. Raises it where a server always breaks off and gives no ranges."""
+        self.in_a_row = 1 if came_on else self.in_a_row + 1
+        self.beginnings += isinstance(error, NoRangesError)
+        if self.beginnings > _BEGINNINGS:
+            raise error
 
 
 class ImportRun:
@@ -229,7 +253,7 @@ class ImportRun:
     def _fetch_file(self, file: ListedFile, source: Source, tools: Tools) -> None:
         with incoming(file, tools) as taken:
             self._correct(taken.have_bytes - self._record.synced_bytes(file.path))
-            failures = wrong = 0
+            faults = _Faults()
             while not tools.stopped():
                 before = taken.have_bytes
                 try:
@@ -239,14 +263,12 @@ class ImportRun:
                         self._note_file()
                         return
                 except WrongBytesError as error:
-                    wrong += 1
-                    if wrong > 1:
-                        raise UnfitError(str(error)) from error
+                    faults.count_wrong(error)
                     self._say(str(error))
                     self._begin_anew(taken)
                 except SourceError as error:
-                    failures = 1 if taken.have_bytes > before else failures + 1
-                    self._rest(error, failures)
+                    faults.count(error, came_on=taken.have_bytes > before)
+                    self._rest(error, faults.in_a_row)
                     if isinstance(error, NoRangesError):
                         self._begin_anew(taken)
 
