@@ -12,6 +12,7 @@ from django.http import HttpRequest
 
 PAGE_ROWS = 50
 M = TypeVar("M", bound=Model)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,10 @@ class Filter:
 
 
 @dataclass(frozen=True, slots=True)
-class Listing(Generic[M]):
+class Listing(Generic[T]):
     """One page of a table."""
 
-    page: Page[M]
+    page: Page[T]
     filters: tuple[Filter, ...]
     search: str
     searchable: str
@@ -75,12 +76,22 @@ def list_page(
         rows = rows.filter(found)
     ordering: Any = rows.query.order_by or rows.model._meta.ordering  # noqa: SLF001 - Django's documented API
     paginator = Paginator(rows.order_by(*ordering, tie), PAGE_ROWS)
-    query = request.GET.copy()
-    query.pop("page", None)
     return Listing(
         page=paginator.get_page(request.GET.get("page")),
         filters=tuple(filters),
         search=search,
         searchable=searchable,
-        query=query.urlencode(),
+        query=_query_without_page(request),
     )
+
+
+def page_of_rows(request: HttpRequest, rows: Sequence[T]) -> Listing[T]:
+    """Page rows that are no query, as the query string asks."""
+    page = Paginator(rows, PAGE_ROWS).get_page(request.GET.get("page"))
+    return Listing(page, filters=(), search="", searchable="", query=_query_without_page(request))
+
+
+def _query_without_page(request: HttpRequest) -> str:
+    query = request.GET.copy()
+    query.pop("page", None)
+    return query.urlencode()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from exaserve_ops.dashboard.wording import byte_size
-from exaserve_ops.serving.selectors.weights import NodeRow
-from exaserve_ops.weights.domain.held import ABSENT, FAILED, READY
+from exaserve_ops.serving.selectors.weights import LiveNodes, NodeRow
+from exaserve_ops.weights.domain.held import ABSENT, FAILED, FETCHING, PAUSED, READY, WAITING
 from exaserve_ops.weights.domain.prewarm import MINUTES_OF_A_DAY
 from exaserve_ops.weights.models import PrewarmPolicy
 
@@ -38,6 +39,54 @@ class Picture:
     failed: int
     origin_bytes: int
     peer_bytes: int
+
+
+class LiveOnce:
+    """Live telemetry, each node read once however many models ask."""
+
+    def __init__(self, read: LiveNodes) -> None:
+        self._read = read
+        self._known: dict[str, Mapping[str, Any]] = {}
+
+    def __call__(self, node_ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
+        """Newest telemetry of these nodes; without those that have reported nothing."""
+        missing = [node_id for node_id in node_ids if node_id not in self._known]
+        if missing:
+            self._known |= {key: {} for key in missing} | dict(self._read(missing))
+        return {node_id: told for node_id in node_ids if (told := self._known[node_id])}
+
+
+_NEED = (FAILED, FETCHING, WAITING, PAUSED, ABSENT, READY)
+
+
+def in_order_of_need(rows: Iterable[NodeRow]) -> list[NodeRow]:
+    """What somebody should look at first, then what moves; by name among equals."""
+    return sorted(rows, key=lambda row: (_NEED.index(row.state), row.name))
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """Where a node's bytes came from, in few words."""
+
+    parts: tuple[tuple[str, int], ...]
+    """Each origin, and all peers together, with bytes."""
+    peers: str
+    """Each peer with its share, for whoever wants to know."""
+
+
+def mix_of(row: NodeRow) -> Mix:
+    """Tell many peers by their number."""
+    peers, parts = [], []
+    for source, count in row.sources.items():
+        kind, _, name = source.partition(" ")
+        if kind == _PEER:
+            peers.append((name, count))
+        else:
+            parts.append((source, count))
+    if peers:
+        word = f"{_PEER} {peers[0][0]}" if len(peers) == 1 else f"{len(peers)} peers"
+        parts.append((word, sum(count for _, count in peers)))
+    return Mix(tuple(parts), ", ".join(f"{name} {byte_size(count)}" for name, count in peers))
 
 
 def picture_of(rows: Sequence[NodeRow]) -> Picture:

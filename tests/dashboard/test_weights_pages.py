@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+from uuid import uuid4
+
 import pytest
 from django.test import Client
 from django.urls import reverse
 
+from exaserve_ops.dashboard.weights import LiveOnce, mix_of
 from exaserve_ops.dashboard.wording import byte_size
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.models import FailureDomain, Node
 from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.selectors.weights import NodeRow
 from exaserve_ops.weights.domain.held import HeldWeights, StoreSight
 from exaserve_ops.weights.models import PrewarmPolicy, WeightsClaim
 from exaserve_ops.weights.services import record_sight
@@ -122,3 +128,46 @@ def test_viewers_see_no_buttons(viewer: Client, operator: Client, model: Model) 
     assert "Fetch, pause or give back" in page(operator, model)
     assert "Fetch, pause or give back" not in page(viewer, model)
     assert "Fetch ahead</button>" not in page(viewer, model)
+
+
+def test_hundreds_of_nodes_are_paged_and_those_in_need_come_first(operator: Client, model: Model) -> None:
+    domain = FailureDomain.objects.create(kind="host", name="many")
+    for number in range(60):
+        node = Node.objects.create(name=f"many-{number:03}", failure_domain=domain)
+        problem = "the disk is read-only" if number == 59 else ""
+        held = HeldWeights(model.digest, "failed" if problem else "ready", 8 << 30, 8 << 30, reason=problem)
+        record_sight(node.pk, StoreSight(1, problem=problem, held=(held,)), names={}, now=NOW)
+    for address in (reverse("weights"), reverse("weights_now")):
+        page = operator.get(address).content.decode()
+        assert "1\u201350 of 60" in page
+        disks = page[page.index("<h2>Disks</h2>") :]
+        assert disks.index("many-059") < disks.index("many-000")
+        assert "many-057" not in disks
+        assert "many-057" in operator.get(address, {"page": 2}).content.decode()
+    second = operator.get(reverse("weights"), {"page": 2}).content.decode()
+    assert f'hx-get="{reverse("weights_now")}?page=2"' in second, "what is renewed stays on its page"
+    nodes = operator.get(reverse("weights_of_model", args=[model.pk])).content.decode()
+    nodes = nodes[nodes.index('id="weights-nodes"') :]
+    assert "1\u201350 of 60" in nodes
+    assert nodes.index("many-059</a>") < nodes.index("many-000</a>")
+
+
+def test_peers_are_told_by_name_and_many_by_number() -> None:
+    row = NodeRow(uuid4(), "n", simulated=False, sources={"http store": 5, "peer node-a": 3, "peer b": 4})
+    mix = mix_of(row)
+    assert mix.parts == (("http store", 5), ("2 peers", 7))
+    assert mix.peers.startswith("node-a 3")
+    assert mix_of(replace(row, sources={"peer a": 3})).parts == (("peer a", 3),)
+
+
+def test_live_telemetry_of_a_node_is_read_once_for_all_models() -> None:
+    asked: list[list[str]] = []
+
+    def read(node_ids: Collection[str]) -> dict[str, dict[str, int]]:
+        asked.append(sorted(node_ids))
+        return {node_id: {"at": 1} for node_id in node_ids if node_id != "silent"}
+
+    live = LiveOnce(read)
+    assert live(["a", "silent"]) == {"a": {"at": 1}}
+    assert live(["a", "b", "silent"]) == {"a": {"at": 1}, "b": {"at": 1}}
+    assert asked == [["a", "silent"], ["b"]]

@@ -6,15 +6,24 @@ from typing import Any
 from uuid import UUID
 
 from django.contrib import messages
+from django.db.models import Case, When
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
 
 from exaserve_ops.dashboard.access import actor_of, requires
+from exaserve_ops.dashboard.listing import list_page, page_of_rows
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.reading import history_of
 from exaserve_ops.dashboard.views.swarms import swarm_context, swarms_now
-from exaserve_ops.dashboard.weights import picture_of, policy_words, with_names
+from exaserve_ops.dashboard.weights import (
+    LiveOnce,
+    in_order_of_need,
+    mix_of,
+    picture_of,
+    policy_words,
+    with_names,
+)
 from exaserve_ops.dashboard.weights_forms import CompiledForm, PrewarmForm, StorageForm, initial_of
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
@@ -40,31 +49,33 @@ from exaserve_ops.weights.models import NodeStore
 @requires("weights.view_nodeweights")
 def weights(request: HttpRequest) -> HttpResponse:
     """Show which node has which model on its disk, and how full the disks are."""
-    return render(request, "weights/list.html", {"title": "Weights", **_all()})
+    return render(request, "weights/list.html", {"title": "Weights", **_all(request)})
 
 
 @require_safe
 @requires("weights.view_nodeweights")
 def weights_now(request: HttpRequest) -> HttpResponse:
     """Show the same again, for the page that is open."""
-    return render(request, "weights/now.html", _all())
+    return render(request, "weights/now.html", _all(request))
 
 
-def _all() -> dict[str, Any]:
-    reader = live_reader()
+def _all(request: HttpRequest) -> dict[str, Any]:
+    live = LiveOnce(live_reader().read_nodes)
     models = []
     for model in Model.objects.filter(manifest__isnull=False).order_by("name"):
-        found = model_weights(model, reader.read_nodes)
+        found = model_weights(model, live)
         models.append((model, picture_of(found.nodes), policy_words(found.policy), found.policy))
-    stores = NodeStore.objects.select_related("node").order_by("node__name")
-    return {"models": models, "stores": stores, "swarms": swarms_now()}
+    # Disks that need somebody first: of hundreds nobody would find them.
+    usable = Case(When(problem="", then=1), default=0)
+    stores = NodeStore.objects.select_related("node").order_by(usable, "node__name")
+    return {"models": models, "listing": list_page(request, stores), "swarms": swarms_now()}
 
 
 @require_safe
 @requires("weights.view_nodeweights")
 def weights_of_model(request: HttpRequest, model_id: UUID) -> HttpResponse:
     """Show one model node by node, with its rules."""
-    context = _one(model_id)
+    context = _one(request, model_id)
     found = context["found"]
     told = [f"{o.kind} {o.location} {o.secret}".rstrip() for o in found.origins]
     storage = {"storage": found.storage, "origins": "\n".join(told)}
@@ -85,19 +96,20 @@ def weights_of_model(request: HttpRequest, model_id: UUID) -> HttpResponse:
 @requires("weights.view_nodeweights")
 def weights_of_model_now(request: HttpRequest, model_id: UUID) -> HttpResponse:
     """Show its nodes again, for the page that is open."""
-    return render(request, "weights/nodes.html", _one(model_id))
+    return render(request, "weights/nodes.html", _one(request, model_id))
 
 
-def _one(model_id: UUID) -> dict[str, Any]:
+def _one(request: HttpRequest, model_id: UUID) -> dict[str, Any]:
     model = get_object_or_404(Model, pk=model_id)
     found = model_weights(model, live_reader().read_nodes)
     names = {str(row.node_id): row.name for row in found.nodes}
-    rows = [with_names(row, names) for row in found.nodes if row.owners or row.state != ABSENT]
+    shown = (with_names(row, names) for row in found.nodes if row.owners or row.state != ABSENT)
+    rows = in_order_of_need(shown)
     return {
         "model": model,
         "found": found,
         "picture": picture_of(found.nodes),
-        "rows": rows,
+        "listing": page_of_rows(request, [(row, mix_of(row)) for row in rows]),
         "others": len(found.nodes) - len(rows),
     }
 

@@ -66,20 +66,25 @@ def ensure_stored_models(gigabytes: Sequence[int]) -> str:
     return f"simulated models with weights on nodes' disks: {', '.join(names)}"
 
 
-def _ensure_stored_model(gigabytes: int) -> str:
+def facts_of_stored_model(gigabytes: int) -> ModelFacts:
+    """What a simulated model of that size is made of."""
     name = f"simulated-weights-{gigabytes}gb"
     files = _files_of(name, gigabytes * 10**9)
     revision = manifests.revision_of(files)
     digest, body = manifests.encode(manifests.Manifest(revision, manifests.PIECE_BYTES, files))
-    facts = ModelFacts(
+    return ModelFacts(
         source=f"file:///{name}",
         files=tuple(FileEntry(file.path, file.size_bytes, file.sha256) for file in files),
         architecture=_ARCHITECTURE,
         parameter_count=gigabytes * 10**9 // 2,
         manifest=EncodedManifest(digest, body),
     )
+
+
+def _ensure_stored_model(gigabytes: int) -> str:
+    name = f"simulated-weights-{gigabytes}gb"
     known = Model.objects.filter(name=name).exists()
-    model = register_model(name=name, facts=facts, actor=ACTOR, now=clock.now())
+    model = register_model(name=name, facts=facts_of_stored_model(gigabytes), actor=ACTOR, now=clock.now())
     if not known:
         reason = "simulated nodes keep it on their disks"
         change_storage(

@@ -6,6 +6,7 @@ of are brought by the nodes' stores.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -17,8 +18,9 @@ from exaserve_ops.rollouts.domain.lifecycle import PREWARMING
 from exaserve_ops.rollouts.domain.view import WeightsUnderWay
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.serving.models import Model, Replica
+from exaserve_ops.weights.domain.held import READY
 from exaserve_ops.weights.domain.wanted import ROLLOUT
-from exaserve_ops.weights.models import NodeStore
+from exaserve_ops.weights.models import NodeStore, NodeWeights, WeightsClaim
 from exaserve_ops.weights.selectors import weights_on
 from exaserve_ops.weights.services import claim_weights, release_weights
 
@@ -37,7 +39,7 @@ def look_at_weights(model: Model, deployment_id: UUID) -> WeightsOnNodes:
         return WeightsOnNodes({})
     nodes = _nodes_of(Replica.objects.filter(deployment=deployment_id, wanted=Replica.Wanted.RUN))
     standing = weights_on(model.digest, list(nodes))
-    free = dict(NodeStore.objects.filter(pk__in=nodes).values_list("pk", "disk_free_bytes"))
+    room = _room_on(nodes)
     bring: dict[str, int] = {}
     full = []
     for node_id, name in nodes.items():
@@ -46,9 +48,20 @@ def look_at_weights(model: Model, deployment_id: UUID) -> WeightsOnNodes:
             continue
         bring[name] = left
         # A disk that nobody has told of is not called full.
-        if node_id in free and free[node_id] < left:
-            full.append(f"{name} has {free[node_id] >> 20} MiB free, {left >> 20} MiB are needed")
+        if node_id in room and room[node_id] < left:
+            full.append(f"{name} has room for {room[node_id] >> 20} MiB, {left >> 20} MiB are needed")
     return WeightsOnNodes(bring, tuple(sorted(full)))
+
+
+def _room_on(nodes: Collection[UUID]) -> dict[UUID, int]:
+    """What disks have free, and what their stores may remove for it: whole weights that nobody wants."""
+    room = dict(NodeStore.objects.filter(pk__in=nodes).values_list("pk", "disk_free_bytes"))
+    kept = set(WeightsClaim.objects.filter(node__in=nodes).values_list("node", "revision"))
+    whole = NodeWeights.objects.filter(node__in=nodes, state=READY, in_use=False)
+    for node_id, revision, size in whole.values_list("node", "revision", "total_bytes"):
+        if node_id in room and (node_id, revision) not in kept:
+            room[node_id] += size
+    return room
 
 
 def bring_weights(rollout: Rollout, *, actor: str, now: datetime) -> WeightsUnderWay:

@@ -195,7 +195,8 @@ def _check_storage_change(model: Model, storage: str) -> None:
     living = Replica.objects.filter(release__model=model).exclude(status=STOPPED).count()
     if living:
         raise ConflictError(
-            f"{living} replicas of '{model.name}' live; stop them before it is stored elsewhere"
+            f"{living} replicas of '{model.name}' live: stop them before it is stored elsewhere, or register "
+            "its folder under another name, have that one stored there, and roll its deployments out to it"
         )
 
 
