@@ -14,6 +14,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.rollouts import RolloutDriver
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError, StaleError
+from exaserve_ops.rollouts.domain.actions import MoveWave
 from exaserve_ops.rollouts.models import Rollout, Wave
 from exaserve_ops.rollouts.services.rollouts import (
     act_on_rollout,
@@ -21,6 +22,7 @@ from exaserve_ops.rollouts.services.rollouts import (
     create_rollout,
     preview_rollout,
 )
+from exaserve_ops.rollouts.services.steps import advance_wave
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.deployments import (
     delete_deployment,
@@ -312,3 +314,38 @@ def test_replicas_made_while_it_runs_are_moved_at_the_end(stage: Stage) -> None:
     scale_deployment(stage.deployment.pk, replicas=6, actor="user:test", now=clock.now())
     stage.until("done", rollout, turns=120)
     assert stage.releases() == [2] * 6
+
+
+def test_second_rollout_is_refused_however_the_first_one_stands(stage: Stage) -> None:
+    rollout = stage.begin(max_surge="1")
+    for act in ("pause", "roll_back"):
+        now = clock.now()
+        act_on_rollout(rollout.pk, act, actor="user:test", now=now, reason="try")
+        plan = preview_rollout(stage.deployment.pk, V3, checked_policy(QUICK), actor="user:test", now=now)
+        assert any("let that one end first" in refusal for refusal in plan.refusals)
+        with pytest.raises(ConflictError, match="let that one end first"):
+            create_rollout(
+                stage.deployment.pk,
+                V3,
+                checked_policy(QUICK),
+                reason="try",
+                confirmed=plan.digest,
+                actor="user:test",
+                now=now,
+            )
+
+
+def test_wave_that_is_opened_anew_has_others_and_goes_on(stage: Stage) -> None:
+    rollout = stage.begin(max_surge="1")
+    first = rollout.waves.get(number=1)
+    for _ in range(10):
+        stage.turn()
+        first.refresh_from_db()
+        if first.status == "moving":
+            break
+    advance_wave(rollout, MoveWave(1, "reopen", "nothing is left of it"), clock.now())
+    first.refresh_from_db()
+    assert (first.status, first.members.count()) == ("waiting", 0)
+    assert first.domains == [first.domain]
+    stage.until("done", rollout)
+    assert stage.releases() == [2, 2, 2, 2]
