@@ -370,3 +370,11 @@ def test_plan_over_nodes_without_racks_says_that_they_stand_together_and_how_lon
     assert len(alone.waves) > 256
     assert not any("make way in one wave" in warning for warning in alone.warnings)
     assert plan.estimate.seconds < alone.estimate.seconds / 5
+
+
+def test_one_that_was_away_while_its_sessions_left_goes_in_its_turn_all_the_same() -> None:
+    """It was marked for serving nobody, and answers again: without room for a successor nobody lets it go."""
+    moving = (wave("moving", ("a", "b"), mode="in_place"),)
+    back = seat("a", rolls_to="new", leaving_since=NOW)
+    [roll] = [a for a in decide(view(back, seat("b"), waves=moving), NOW) if isinstance(a, Roll)]
+    assert (roll.replica_ids, roll.in_place) == (("a",), True)

@@ -67,7 +67,8 @@ def _in_place(view: RolloutView, members: list[Seat], direction: Direction, now:
     if back:
         return [Stay(_ids(back), "it answers again, and waits for its turn")]
     leaving = [s for s in members if s.leaving_since is not None or s.rolls_to]
-    due = [s for s in leaving if not s.rolls_to and _has_left(s, view, now)]
+    # One that was away meanwhile was rolled for serving nobody, and may answer again: it goes in its turn.
+    due = [s for s in leaving if not s.in_place and _has_left(s, view, now)]
     # Counted again: one whose node was away while its sessions left may be back, and others may be gone.
     standing_by = [s for s in due if not (s.is_ready and s.serves)]
     going = sum(s.is_ready and s.serves and s.in_place for s in view.seats)
