@@ -31,7 +31,7 @@ from exaserve_ops.weights.domain.held import (
 from workers.protocol import hardware, kv_pools, names, v1
 from workers.protocol.hardware import AcceleratorInfo
 from workers.protocol.imports import ImportSeen
-from workers.protocol.observed import ExitInfo, MemoryWait, ReplicaObserved, ReplicaTelemetry
+from workers.protocol.observed import ExitInfo, HostTelemetry, MemoryWait, ReplicaObserved, ReplicaTelemetry
 from workers.protocol.weights import SwarmSeen, WeightsHeld, WeightsReport
 
 GROUP = "ingest"
@@ -155,10 +155,15 @@ def describe_heartbeat(encoded: bytes) -> dict[str, Any]:
     """What a heartbeat says of its host and its replicas, as plain values for pages and REST."""
     beat = _heartbeat_decoder.decode(encoded)
     return {
-        "host": {} if beat.host is None else msgspec.structs.asdict(beat.host),
+        "host": {} if beat.host is None else _describe_host(beat.host),
         "replicas": {seen.replica_id: _describe_replica(seen) for seen in beat.replicas},
         "weights": None if beat.weights is None else msgspec.to_builtins(beat.weights),
     }
+
+
+def _describe_host(host: HostTelemetry) -> dict[str, Any]:
+    interfaces = {name: msgspec.structs.asdict(rate) for name, rate in host.interfaces.items()}
+    return msgspec.structs.asdict(host) | {"interfaces": interfaces}
 
 
 def describe_weights(encoded: bytes) -> StoreSight | None:

@@ -35,6 +35,11 @@ class ToldRow:
     name: str
     text: str = ""
     detail: str = ""
+    silence: str = "not told by this engine"
+    """Shown where there is no text."""
+
+
+_NOTHING_CAME = "no request in the last seconds, or not told"
 
 
 def told_of(load: Mapping[str, Any]) -> list[ToldRow]:
@@ -44,7 +49,7 @@ def told_of(load: Mapping[str, Any]) -> list[ToldRow]:
     return [
         _quantiles("In the queue, p95", load, "queue"),
         _quantiles("Between tokens, p95", load, "itl"),
-        ToldRow("TTFT p99", _or_nothing(bounded(load, "ttft_p99_seconds"))),
+        ToldRow("TTFT p99", _or_nothing(bounded(load, "ttft_p99_seconds")), silence=_NOTHING_CAME),
         _waiting(load),
         _capacity(load),
         *_cached(load),
@@ -63,7 +68,8 @@ def _or_nothing(text: str) -> str:
 
 def _quantiles(name: str, load: Mapping[str, Any], what: str) -> ToldRow:
     text = _or_nothing(bounded(load, f"{what}_p95_seconds"))
-    return ToldRow(name, text, f"p50 {bounded(load, f'{what}_p50_seconds')}" if text else "")
+    detail = f"p50 {bounded(load, f'{what}_p50_seconds')}" if text else ""
+    return ToldRow(name, text, detail, silence=_NOTHING_CAME)
 
 
 def _waiting(load: Mapping[str, Any]) -> ToldRow:

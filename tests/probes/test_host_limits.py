@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.probes.accelerators import cpu_accelerator
-from workers.probes.host import HostProbe, NicCounters, read_nic_counters
+from workers.probes.host import DiskCounters, HostProbe, NicCounters, read_nic_counters
 from workers.probes.limits import Limits, parse_cpu_max, read_limits, usable_cpu_count, usable_memory_bytes
 
 GIB = 1 << 30
@@ -80,11 +80,43 @@ def test_interface_that_was_reset_or_came_anew_spoils_no_rate(tmp_path: Path) ->
     ])  # fmt: skip
     times = iter([1.0, 3.0, 4.0])
     probe = HostProbe(tmp_path, clock=lambda: next(times), read_nics=lambda: next(readings))
-    rates = [
-        (seen.network_receive_bytes_per_second, seen.network_send_bytes_per_second)
-        for seen in (probe.read(), probe.read(), probe.read())
-    ]
+    seen = [probe.read(), probe.read(), probe.read()]
+    rates = [(one.network_receive_bytes_per_second, one.network_send_bytes_per_second) for one in seen]
     assert rates == [(None, None), (1000.0, 200.0), (None, None)]
+    assert [list(one.interfaces) for one in seen] == [[], ["eth0"], []]
+
+
+def test_of_hundreds_of_interfaces_the_busiest_are_told_and_all_are_counted(tmp_path: Path) -> None:
+    readings = iter([
+        {f"vf{n}": NicCounters(0, 0) for n in range(300)},
+        {f"vf{n}": NicCounters(n, 0) for n in range(300)},
+    ])  # fmt: skip
+    times = iter([1.0, 2.0])
+    probe = HostProbe(tmp_path, clock=lambda: next(times), read_nics=lambda: next(readings))
+    probe.read()
+    seen = probe.read()
+    assert list(seen.interfaces)[:2] == ["vf299", "vf298"]
+    assert len(seen.interfaces) == 16
+    assert seen.network_receive_bytes_per_second == sum(range(300))
+
+
+def test_disks_have_rates_between_two_readings_and_none_where_they_are_not_told(tmp_path: Path) -> None:
+    counters = iter([DiskCounters(100, 50), DiskCounters(2100, 1050), DiskCounters(5, 5), None])
+    times = iter([1.0, 3.0, 4.0, 5.0])
+    probe = HostProbe(tmp_path, clock=lambda: next(times), read_disks=lambda: next(counters))
+    seen = [probe.read() for _ in range(4)]
+    rates = [(one.disk_read_bytes_per_second, one.disk_write_bytes_per_second) for one in seen]
+    assert rates == [(None, None), (1000.0, 500.0), (None, None), (None, None)]
+
+
+def test_pressure_is_the_kernels_figure_or_unknown(tmp_path: Path) -> None:
+    (tmp_path / "cpu").write_text("some avg10=12.50 avg60=1.00 avg300=0.10 total=5\nfull avg10=0.00 x\n")
+    (tmp_path / "io").write_text("some avg10=0.00 avg60=1.00 avg300=0.10 total=5\n")
+    seen = HostProbe(tmp_path, pressure=tmp_path).read()
+    assert (seen.cpu_stalled_ratio, seen.io_stalled_ratio) == (0.125, 0.0)
+    assert seen.memory_stalled_ratio is None
+    (tmp_path / "cpu").write_bytes(b"\xff\xfe")
+    assert HostProbe(tmp_path, pressure=tmp_path).read().cpu_stalled_ratio is None
 
 
 def test_loopback_is_no_network() -> None:

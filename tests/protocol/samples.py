@@ -18,6 +18,7 @@ from workers.protocol.observed import (
     AgentLiveness,
     ExitInfo,
     HostTelemetry,
+    InterfaceRate,
     KvSwaps,
     KvTier,
     MemoryHolder,
@@ -324,8 +325,19 @@ _SWARM = SwarmSeen(
     pieces=33_000,
     have_pieces=16_500,
 )
+_HOST_1_5 = _HEARTBEAT_1_5.host
+assert _HOST_1_5 is not None
 _HEARTBEAT = msgspec.structs.replace(
     _HEARTBEAT_1_5,
+    host=msgspec.structs.replace(
+        _HOST_1_5,
+        interfaces={"eth0": InterfaceRate(receive_bytes_per_second=4.0, send_bytes_per_second=5.0)},
+        disk_read_bytes_per_second=6.0,
+        disk_write_bytes_per_second=7.0,
+        cpu_stalled_ratio=0.25,
+        memory_stalled_ratio=0.125,
+        io_stalled_ratio=0.5,
+    ),
     replicas=(_REPLICA_1_6,),
     weights=msgspec.structs.replace(
         _WEIGHTS_1_5,

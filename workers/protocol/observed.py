@@ -222,6 +222,13 @@ class AgentLiveness(Part, frozen=True, kw_only=True):
     reconcile_error: str = ""
 
 
+class InterfaceRate(Part, frozen=True, kw_only=True):
+    """What goes through one network interface. Since 1.6."""
+
+    receive_bytes_per_second: float
+    send_bytes_per_second: float
+
+
 class HostTelemetry(Part, frozen=True, kw_only=True):
     """The node itself."""
 
@@ -232,3 +239,12 @@ class HostTelemetry(Part, frozen=True, kw_only=True):
     load1: float | None = None
     network_receive_bytes_per_second: float | None = None
     network_send_bytes_per_second: float | None = None
+    interfaces: dict[str, InterfaceRate] = {}
+    """Of which the network figures above are the sum. Since 1.6, as all below."""
+    disk_read_bytes_per_second: float | None = None
+    disk_write_bytes_per_second: float | None = None
+    cpu_stalled_ratio: float | None = None
+    """Share of the last ten seconds in which some task waited for a processor; the kernel's own figure, as
+    the two below. `None`: this kernel does not say."""
+    memory_stalled_ratio: float | None = None
+    io_stalled_ratio: float | None = None

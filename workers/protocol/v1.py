@@ -41,7 +41,8 @@ which it has; a replica's model may be one of these; a replica's load says how
 long unused what it evicted last was.
 6: a node says how the swarm feeds it; a replica says what memory its launch waits for; Hello has the
 versions of engines that are no part of this product; weights that a node cannot have say whether they
-themselves are at fault; a replica's load says more of what real engines tell; a node takes in
+themselves are at fault; a replica's load says more of what real engines tell, and
+a node more of its disks, interfaces and what its tasks wait for; a node takes in
 models from places of which there is no manifest yet, and tells what it found."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
