@@ -99,9 +99,9 @@ class RollingFleet:
         found: list[Json] = self.get("/events", page_size=500, **parameters)["results"]
         return found
 
-    def load(self) -> Load:
-        """Conversations that begin on entering."""
-        return Load(self.summary["gateway_url"], self.summary["api_token"])
+    def load(self, **shape: int) -> Load:
+        """Conversations that begin on entering. `shape`: `turns` of each, and `words` of a turn."""
+        return Load(self.summary["gateway_url"], self.summary["api_token"], **shape)
 
     # -- asking for rollouts ----------------------------------------------------------------------------
     def register(self, name: str, folder: Path) -> Json:

@@ -20,14 +20,10 @@ from bench.relocation.house import running
 from bench.relocation.wire import OK, ask
 
 TALKERS = 4
-TURNS_EACH = 10
-"""Turns of one conversation; then the next one begins. It grows by some 110 tokens each, so a turn computes
-as many, and all of them where the conversation has moved."""
 ANSWER_TOKENS = 8
 PAUSE_SECONDS = 0.25
 BLOCKS = 512
 _WORDS = ("river", "window", "garden", "letter", "music", "winter", "bread", "engine", "quiet", "morning")
-_WORDS_A_TURN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +45,10 @@ class Load:
     gateway_url: str
     token: str
     model: str = "demo"
+    turns: int = 10
+    """Of one conversation; then the next one begins."""
+    words: int = 100
+    """Of one question, each a token: so many a turn computes, and all so far where it has moved."""
     answered: list[Answered] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -79,8 +79,8 @@ class Load:
     def _converse(self, client: httpx.Client, drawn: random.Random, *, streams: bool) -> None:
         session = uuid.uuid4().hex
         said: tuple[tuple[str, str], ...] = ()
-        for turn in range(TURNS_EACH):
-            asked = " ".join(drawn.choices(_WORDS, k=_WORDS_A_TURN))
+        for turn in range(self.turns):
+            asked = " ".join(drawn.choices(_WORDS, k=self.words))
             said = (*said, ("user", asked))
             answer = self._ask(client, session, said, streams=streams)
             if answer is not None:
