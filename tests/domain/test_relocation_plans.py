@@ -89,6 +89,17 @@ def test_fullest_gives_to_the_emptiest_until_the_gap_is_small() -> None:
     assert plan.pressures == (("a", 1.2), ("b", 0.2))
 
 
+def test_balance_takes_nothing_to_another_release_however_empty_it_is() -> None:
+    """A rollout has moved these conversations: balance would take them back, to come again."""
+    old = [holder("a", release="1"), holder("b", release="1")]
+    new = [holder("c", release="2"), holder("d", release="2")]
+    alone = plan_relocations(fleet(*old, new[0], *crowd("c", 12)), PLENTY)
+    assert (alone.moves, alone.balancing) == ((), frozenset())
+    plan = plan_relocations(fleet(*old, *new, *crowd("c", 12), *crowd("a", 12)), PLENTY)
+    assert {(m.source_id, m.target_id) for m in plan.moves} == {("a", "b"), ("c", "d")}
+    assert plan.balancing == {"chat"}
+
+
 def test_small_gap_starts_nothing_and_a_begun_levelling_goes_on() -> None:
     parts: tuple[Part, ...] = (holder("a"), holder("b"), *crowd("a", 9), *crowd("b", 7))
     assert plan_relocations(fleet(*parts), PLENTY) == replace(

@@ -87,6 +87,8 @@ class Holder:
     """Why all of its conversations must go, such as `node n3 drains`; empty where it stays."""
     leave_to: frozenset[str] = frozenset()
     """Replicas that they may go to; empty: any of its deployment."""
+    release: str = ""
+    """What it runs: a conversation that a rollout has moved does not go back to another one for balance."""
 
 
 @dataclass(frozen=True, slots=True)

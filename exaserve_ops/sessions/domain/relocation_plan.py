@@ -149,17 +149,18 @@ class _Planner:
     # -- balance -------------------------------------------------------------------------------------
     def _balance(self) -> tuple[frozenset[str], tuple[tuple[str, str], ...]]:
         limits = dict(self._fleet.thresholds)
-        groups: defaultdict[str, list[Holder]] = defaultdict(list)
+        groups: defaultdict[tuple[str, str], list[Holder]] = defaultdict(list)
         for holder in self._fleet.holders:
             if holder.deployment in limits and not holder.leaves and self._pressure(holder) is not None:
-                groups[holder.deployment].append(holder)
-        notes: list[tuple[str, str]] = []
-        for deployment, holders in sorted(groups.items()):
+                groups[holder.deployment, holder.release].append(holder)
+        notes: defaultdict[str, list[str]] = defaultdict(list)
+        for (deployment, _), holders in sorted(groups.items()):
             was_on = deployment in self._fleet.balancing
             note = self._level(holders, limits[deployment], was_on=was_on)
             if note:
-                notes.append((deployment, note))
-        return frozenset(deployment for deployment, _ in notes), tuple(notes)
+                notes[deployment].append(note)
+        told = tuple((deployment, "; ".join(some)) for deployment, some in notes.items())
+        return frozenset(notes), told
 
     def _level(self, holders: Sequence[Holder], limits: Thresholds, *, was_on: bool) -> str:
         """Move conversations off the fullest until the gap is small. Returns why, if it was not before."""
@@ -196,6 +197,7 @@ class _Planner:
         if self._allowance.refusal({source.node_id}, 0):
             return False
         able = [h for h in self._able[source.deployment] if self._has_room(source, h, limits)]
+        able = [h for h in able if h.release == source.release]
         here = self._pressure_of(source)
         for session in sorted(self._movable(source, limits), key=lambda s: (-s.context_tokens, s.session_id)):
             target = self._best_target(session, able)

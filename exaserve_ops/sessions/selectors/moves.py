@@ -329,6 +329,7 @@ def _holder(replica: Replica, rooms: Mapping[str, ReplicaRoom], active_tokens: i
         accepts=takes_sessions(replica),
         leaves=leaves,
         leave_to=frozenset(departure.targets) if departure else frozenset(),
+        release=str(replica.release_id),
     )
 
 
