@@ -11,6 +11,9 @@ from tests.rollouts.talking import Load, otherwise_answered
 
 pytestmark = [pytest.mark.rollouts, pytest.mark.timeout(900)]
 
+LONG = {"turns": 40, "words": 40}
+"""Conversations that outlast a wave, so that some are moved between their turns."""
+
 
 def assert_went_through(rollout: Json) -> None:
     assert rollout["status"] == "done", told(rollout)
@@ -37,7 +40,7 @@ def assert_conversations_were_moved_and_none_failed(load: Load, rollout: Json, f
 
 def test_every_answer_is_that_of_a_twin_which_nobody_moved(fleet: RollingFleet, tmp_path: Path) -> None:
     """Options that change no token: what a conversation is told is the same before, during and after."""
-    with fleet.load() as load:
+    with fleet.load(**LONG) as load:
         rollout = fleet.end_of(fleet.by_rest(PATIENT, max_num_seqs=16))
     assert_went_through(rollout)
     assert_conversations_were_moved_and_none_failed(load, rollout, fleet)
@@ -49,7 +52,7 @@ def test_with_other_weights_every_answer_is_that_of_the_release_that_gave_it(
     fleet: RollingFleet, other_weights: Path, tmp_path: Path
 ) -> None:
     model = fleet.register("demo-other", other_weights)
-    with fleet.load() as load:
+    with fleet.load(**LONG) as load:
         rollout = fleet.end_of(fleet.by_page(PATIENT, model=model["id"]))
     assert_went_through(rollout)
     assert_conversations_were_moved_and_none_failed(load, rollout, fleet)
