@@ -62,6 +62,7 @@ def test_neither_the_key_nor_the_agents_own_environment_reaches_a_command_line(
 def test_a_name_with_blanks_and_semicolons_stays_one_argument() -> None:
     launch = VLLM.build_launch({}, replace(context_for(VLLM), served_model_name="a b; rm -rf /"))
     assert "--served-model-name=a b; rm -rf /" in launch.argv
+    assert "--enable-prompt-tokens-details" in launch.argv
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,8 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
         f"--host={context.host}",
         f"--port={ports[HTTP]}",
         "--enable-metrics",
+        # Else no answer says how much of its prompt was in cache.
+        "--enable-cache-report",
         *_rendezvous_arguments(context, ports),
         *(["--device=cpu"] if context.accelerator_kind == "cpu" else []),
         *option_arguments(TABLE, options, version),

@@ -79,6 +79,8 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
         f"--served-model-name={context.served_model_name}",
         f"--host={context.host}",
         f"--port={ports[HTTP]}",
+        # Else no answer says how much of its prompt was in cache, which sessions and validations ask for.
+        "--enable-prompt-tokens-details",
         *_rank_arguments(context),
         *_parallel_arguments(context, ports),
         *option_arguments(TABLE, options, version),
