@@ -172,6 +172,10 @@ def _duration(name: str, seen: Comparison, ratio: float, *, needs: int, policy: 
         # Once most is moved the old release answers too little to compare with, or nothing any more.
         why = f"the old release answered {seen.compared_old} in the same minutes: no comparison"
         return Gate(name, OPEN, f"{seen.compared + seen.left_out} answers", "none", why)
+    if not seen.compared and seen.left_out >= needs:
+        # To wait for equals might be to wait for ever: what is asked of each replica may be of one kind.
+        why = f"none of {seen.left_out} answers has equals among the old ones: no comparison"
+        return Gate(name, OPEN, f"{seen.left_out} answers", "none", why)
     limits = _limits(seen.limits_seconds)
     figure = f"{seen.above} of {seen.compared} above {limits}" if seen.compared else "none yet"
     may_be = f"{seen.by_chance} by chance" if seen.compared else "not known yet"
