@@ -217,6 +217,8 @@ def test_engines_that_part_at_a_tie_agree_and_others_do_not() -> None:
     assert (same.outcome, same.figure) == (PASSED, "2 of 2 the same")
     tie = {"tokens": [[1, 2, 3], [4, 7, 8]], "alternatives": [[], [{}, {"5": -1.00, "7": -0.98}, {}]]}
     assert judge_agreement({"torch": one, "vllm": tie}).outcome == PASSED
+    silent = one | {"alternatives": [[], []]}
+    assert judge_agreement({"vllm": tie, "torch": silent}).outcome == PASSED, "whoever tells, is believed"
     apart = {"tokens": [[1, 2, 3], [4, 7, 8]], "alternatives": [[], [{}, {"5": -2.0, "7": -0.5}, {}]]}
     finding = judge_agreement({"torch": one, "vllm": apart})
     assert finding.outcome == FAILED

@@ -6,10 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-NEAR_TIE_NATS = 0.05
-"""Two tokens nearer than this in log-probability are a tie that rounding decides.
+NEAR_TIE_NATS = 0.125
+"""Two tokens no further apart than this in log-probability are a tie that rounding decides.
 
-An element of bfloat16 has 8 bits of mantissa; logits of some 20 differ by about a 1/16 through rounding.
+A bfloat16 has 8 significant bits: logits between 16 and 32 are that far from their neighbours, those
+between 8 and 16 half as far.
 """
 KNEE_RATIO = 0.95
 """So much of the best throughput is as good as the best: beyond it only waiting grows."""

@@ -111,11 +111,12 @@ def _by_path(files: Sequence[tuple[str, int, str]]) -> list[tuple[str, tuple[int
 
 
 def _alternatives(details: Mapping[str, Any]) -> list[list[dict[int, float]]]:
-    """Log-probabilities by prompt and place, out of a report's JSON."""
-    return [
+    """Log-probabilities by prompt and place, out of a report's JSON; empty where the engine told none."""
+    told = [
         [{int(token): value for token, value in place.items()} for place in prompt]
         for prompt in details.get("alternatives", ())
     ]
+    return told if any(told) else []
 
 
 def _row(first: str, other: str, one: Divergence) -> dict[str, Any]:
