@@ -12,6 +12,7 @@ from uuid import UUID
 from django.db import transaction
 
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX
@@ -97,6 +98,7 @@ def _check_wish(wish: ValidationWish, reason: str) -> None:
         if engine not in wish.engines:
             raise InvalidInputError("engine_options", f"'{engine}' is not among the engines")
         check_options(engine, options, wish.accelerators_per_replica)
+    _check_nodes(wish.nodes)
     bounds = (
         ("idle_seconds", wish.idle_seconds, 0, MOST_IDLE_SECONDS),
         ("most_at_once", wish.most_at_once, 1, MOST_AT_ONCE),
@@ -106,6 +108,12 @@ def _check_wish(wish: ValidationWish, reason: str) -> None:
     for name, value, least, most in bounds:
         if not least <= value <= most:
             raise InvalidInputError(name, f"give a whole number from {least:,} to {most:,}")
+
+
+def _check_nodes(names: tuple[str, ...]) -> None:
+    unknown = set(names) - set(Node.objects.filter(name__in=names).values_list("name", flat=True))
+    if unknown:
+        raise InvalidInputError("nodes", f"no node is called '{min(unknown)[:64]}'")
 
 
 @transaction.atomic
@@ -234,7 +242,7 @@ def end_trial(validation: Validation, *, now: datetime) -> None:
 
 def forget_trial(validation: Validation) -> None:
     """Take note that nothing of it is left."""
-    Validation.objects.filter(pk=validation.pk).update(trial=None)
+    Validation.objects.filter(pk=validation.pk).update(trial=None, waits_for="")
 
 
 def note_wait(validation: Validation, why: str) -> None:

@@ -16,7 +16,7 @@ from exaserve_ops.serving.domain.starts import StartLimits
 from exaserve_ops.serving.models import Deployment, Replica, StagedStart
 from exaserve_ops.serving.selectors.starts import start_limits
 from tests.fakes.staged_start import make_staged_start
-from tests.fakes.world import JsonClient
+from tests.fakes.world import JsonClient, make_deployment
 
 pytestmark = pytest.mark.django_db
 NOW = "/api/v1/starts/now"
@@ -44,8 +44,10 @@ def test_staged_start_tells_waves_causes_and_a_pace_once_it_is_measured(operator
     assert told["eta_seconds"] == pytest.approx(60, rel=0.2)
     of_it = operator.get(NOW, {"deployment": str(deployment.pk)}).json()
     assert of_it["waiting"] == 4
-    other = operator.get(NOW, {"deployment": "00000000-0000-4000-8000-000000000000"}).json()
+    other = operator.get(NOW, {"deployment": str(make_deployment("apart").pk)}).json()
     assert (other["waiting"], other["since"]) == (0, None), "it has no part in it"
+    unknown = operator.get(NOW, {"deployment": "00000000-0000-4000-8000-000000000000"})
+    assert unknown.status_code == 400
 
 
 def test_no_time_is_told_before_enough_became_ready(operator: JsonClient) -> None:

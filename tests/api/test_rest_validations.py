@@ -75,6 +75,7 @@ def test_one_at_a_time_of_a_model_on_an_engine(operator: JsonClient, model: Mode
         ({"engine_options": {"torch": {"x": [1]}}}, "engine_options.x"),
         ({"idle_seconds": 999_999}, "idle_seconds"),
         ({"most_at_once": 0}, "most_at_once"),
+        ({"nodes": ["no such node"]}, "nodes"),
         ({"model": "00000000-0000-0000-0000-000000000000"}, "model"),
         ({"reason": " "}, "reason"),
         ({"surprise": 1}, "surprise"),

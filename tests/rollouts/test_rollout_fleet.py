@@ -14,6 +14,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.rollouts import RolloutDriver
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError, StaleError
+from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.rollouts.domain.actions import MoveWave
 from exaserve_ops.rollouts.models import Rollout, Wave
 from exaserve_ops.rollouts.services.rollouts import (
@@ -241,6 +242,8 @@ def test_second_approver_is_somebody_else(stage: Stage) -> None:
         act_on_rollout(rollout.pk, "approve", actor="user:test", now=clock.now(), reason="me")
     act_on_rollout(rollout.pk, "approve", actor="user:other", now=clock.now(), reason="read it")
     assert stage.until("done", rollout).approved_by == "user:other"
+    with pytest.raises(IllegalTransitionError):
+        act_on_rollout(rollout.pk, "approve", actor="user:test", now=clock.now(), reason="late")
 
 
 def test_what_is_not_confirmed_as_it_is_planned_now_does_not_begin(stage: Stage) -> None:

@@ -22,7 +22,7 @@ from exaserve_ops.api.serializers.starts import (
 )
 from exaserve_ops.api.views.base import ReadableViewSet
 from exaserve_ops.lib import clock
-from exaserve_ops.serving.models import StagedStart
+from exaserve_ops.serving.models import Deployment, StagedStart
 from exaserve_ops.serving.selectors.start_outlook import start_outlook
 from exaserve_ops.serving.selectors.starts import start_limits
 from exaserve_ops.serving.services.starts import set_start_limits
@@ -72,6 +72,9 @@ def _deployment(request: Request) -> UUID | None:
     if text is None:
         return None
     try:
-        return UUID(text)
+        deployment_id = UUID(text)
     except ValueError as error:
         raise ValidationError({"deployment": ["Give the id of a deployment."]}) from error
+    if not Deployment.objects.filter(pk=deployment_id).exists():
+        raise ValidationError({"deployment": ["There is no such deployment."]})
+    return deployment_id

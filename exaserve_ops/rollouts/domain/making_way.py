@@ -119,6 +119,9 @@ def _waiting(begun: Sequence[Seat], successors: dict[str, Seat], direction: Dire
     unready = [f"{s.name} {s.state}" for s in starting if not s.is_ready]
     if unready:
         return f"{', '.join(unready[:3])}{' and others' if unready[3:] else ''}"
+    alone = [s for s in begun if s.replica_id not in successors]
+    if alone:
+        return f"no replica has been made yet to take the place of {_names(alone)}"
     if begun:
         return f"sessions leave {_names(begun)}"
     return f"what was let go has not ended yet, and holds the room that {direction.name} needs"

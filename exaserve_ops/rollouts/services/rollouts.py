@@ -137,8 +137,12 @@ def wave_rows(rollout: Rollout, waves: Iterable[PlannedWave], now: datetime) -> 
 
 @transaction.atomic
 def approve_rollout(rollout_id: UUID, *, actor: str, now: datetime, reason: str) -> Rollout:
-    """Agree to what somebody else asked for. Raises `DeniedError` for the same person."""
+    """Agree to what somebody else asked for.
+
+    Raises `IllegalTransitionError` where nothing waits for that, `DeniedError` for the same person.
+    """
     rollout = Rollout.objects.select_for_update().get(pk=rollout_id)
+    ROLLOUT.next(rollout.status, "approve")
     if rollout.asked_by == actor:
         raise DeniedError("you asked for this rollout yourself: somebody else must approve it")
     Rollout.objects.filter(pk=rollout_id).update(approved_by=actor[:120])
