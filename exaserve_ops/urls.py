@@ -7,6 +7,8 @@ from django.urls import include, path, re_path
 
 from exaserve_ops.dashboard.views.addresses import favicon, without_slash
 
+handler500 = "exaserve_ops.api.errors.server_error"
+
 urlpatterns = [
     path("admin/", admin.site.urls),
     path("", include("exaserve_ops.api.urls")),

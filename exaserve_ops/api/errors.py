@@ -7,6 +7,8 @@ from typing import Any
 
 from django.core.exceptions import ObjectDoesNotExist
 from django.db import IntegrityError, OperationalError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views import defaults
 from rest_framework import exceptions, status
 from rest_framework.response import Response
 from rest_framework.views import exception_handler
@@ -18,6 +20,11 @@ logger = logging.getLogger(__name__)
 
 _UNIQUE_VIOLATION = "23505"
 _RETRY_AFTER_SECONDS = 2
+_REST_PATH = "/api/v1/"
+_INTERNAL = {
+    "code": "internal",
+    "message": "This failed by a fault of the control plane; the log of its web process says how.",
+}
 
 _STATUS: dict[type[Exception], tuple[int, str]] = {
     InvalidInputError: (status.HTTP_400_BAD_REQUEST, "invalid"),
@@ -65,6 +72,16 @@ def handle(error: Exception, context: dict[str, Any]) -> Response | None:
     if response is not None:
         response.data = {"error": _body_of(error, response.data)}
     return response
+
+
+def server_error(request: HttpRequest) -> HttpResponse:
+    """Answer a request that failed by a fault of ours: REST in its common shape, people with a page.
+
+    What went wrong stands in the log alone: it may hold what the caller must not see.
+    """
+    if request.path.startswith(_REST_PATH):
+        return JsonResponse({"error": _INTERNAL}, status=status.HTTP_500_INTERNAL_SERVER_ERROR)
+    return defaults.server_error(request)
 
 
 def refusal(status_code: int, code: str, message: str) -> Response:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from django.contrib import admin, messages
-from django.db.models import Model
+from django.db.models import JSONField, Model
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 
 from exaserve_ops.lib.errors import OpsError
+from exaserve_ops.lib.json_field import JsonTextField
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 
 M = TypeVar("M", bound=Model)
@@ -17,6 +18,8 @@ M = TypeVar("M", bound=Model)
 
 class ServiceAdmin(admin.ModelAdmin[M]):
     """Turns what a service refuses into a message on the page, with nothing saved."""
+
+    formfield_overrides: ClassVar[dict[Any, dict[str, Any]]] = {JSONField: {"form_class": JsonTextField}}
 
     def changeform_view(
         self,

@@ -17,6 +17,7 @@ from django.urls import URLPattern, path, reverse
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.admin import ReadOnlyAdmin, actor_of
 from exaserve_ops.lib.errors import OpsError, StaleError
+from exaserve_ops.lib.json_field import JsonTextField
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.rollouts.models import ReleaseAnswers, Rollout, Wave, WaveMember
 from exaserve_ops.rollouts.services.rollouts import (
@@ -38,8 +39,8 @@ class StartForm(forms.Form):
     """What a deployment is to run, and how it gets there."""
 
     model = forms.ModelChoiceField(Model.objects.all(), empty_label=None)
-    engine_options = forms.JSONField(required=False, help_text="All of them, as an object.")
-    policy = forms.JSONField(
+    engine_options = JsonTextField(required=False, help_text="All of them, as an object.")
+    policy = JsonTextField(
         required=False,
         help_text='What differs from the usual, such as {"max_surge": "10%", "approve_waves": [2]}.',
     )

@@ -293,3 +293,39 @@ def test_rollout_is_asked_for_on_a_deployment_and_begins_when_its_plan_is_confir
     operator.post("/admin/rollouts/rollout/", chosen)
     rollout.refresh_from_db()
     assert rollout.status == "paused"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 3000 + "]" * 3000,
+        '{"a":' * 40 + "1" + "}" * 40,
+        '{"a": "' + "x" * 200_000 + '"}',
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": 1e999}',
+        '{"a": "\\u0000"}',
+        '{"a": ',
+    ],
+    ids=["deep list", "deep object", "long", "digits", "infinity", "null character", "no JSON"],
+)
+def test_json_that_could_not_be_kept_is_refused_beside_its_field_and_shown_again(
+    root: Client, deployment: Deployment, text: str
+) -> None:
+    refused = "Give JSON of at most"
+    wish = {"model": str(deployment.model_id), "reason": "x", "engine_options": "{}", "policy": "{}"}
+    start = f"/admin/rollouts/rollout/start/{deployment.pk}/"
+    for name in ("engine_options", "policy"):
+        answer = root.post(start, wish | {name: text})
+        assert refused in answer.context["form"].errors[name][0]
+    answer = root.post("/admin/serving/deployment/add/", {"name": "deep", "engine_options": text})
+    assert refused in answer.context["adminform"].form.errors["engine_options"][0]
+    assert not Deployment.objects.filter(name="deep").exists()
+
+
+def test_counts_of_thousands_of_digits_are_refused_by_the_policy(
+    root: Client, deployment: Deployment
+) -> None:
+    policy = '{"max_surge": "' + "9" * 5000 + '"}'
+    wish = {"model": str(deployment.model_id), "reason": "x", "engine_options": "{}", "policy": policy}
+    answer = root.post(f"/admin/rollouts/rollout/start/{deployment.pk}/", wish)
+    assert "a share such as 25%" in answer.content.decode()

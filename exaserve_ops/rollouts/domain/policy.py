@@ -12,6 +12,7 @@ _MOST_SECONDS = 7 * 24 * 3600
 _MOST_REPLICAS = 100_000
 _PERCENT = 100
 _MOST_STEPS = 64
+_MOST_DIGITS = 12
 _MARGIN_SECONDS = 60.0
 
 
@@ -139,10 +140,12 @@ def _checked(name: str, value: Any) -> Any:  # noqa: ANN401 - each field has its
 
 
 def _count(name: str, value: object, *, least: int = 0) -> str:
-    text = str(value).strip()
+    text = str(value).strip() if isinstance(value, str | int | float) else type(value).__name__
     digits = text.removesuffix("%")
     most = _PERCENT if text.endswith("%") else _MOST_REPLICAS
-    if isinstance(value, bool) or not digits.isascii() or not digits.isdigit() or int(digits) > most:
+    # Few digits before any reading: `int` raises an error of its own for thousands of them.
+    readable = digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS
+    if not readable or int(digits) > most:
         raise PolicyError(name, f"give a number of replicas, or a share such as 25%, not '{text[:40]}'")
     if int(digits) < least:
         raise PolicyError(name, f"give at least {least}")
