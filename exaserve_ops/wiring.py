@@ -52,12 +52,13 @@ KEY_EPOCH_SECONDS = 5.0
 def connect_pages() -> None:
     """Hand pages and REST what they need from outside."""
     reader = RedisLiveReader(_environment().redis_url)
-    folder = ModelReadings(ModelFolder())
+    private = _environment().private_folders
+    folder = ModelReadings(ModelFolder(private=private))
     dashboard_ports.live_reader.use(reader)
     dashboard_ports.model_folder_reader.use(folder)
     api_ports.replica_loads.use(reader)
     api_ports.model_folder_reader.use(folder)
-    compiled = CompiledFolder()
+    compiled = CompiledFolder(_environment().compiled_folders, private=private)
     dashboard_ports.compiled_folder_reader.use(compiled)
     api_ports.compiled_folder_reader.use(compiled)
     gateways = GatewayReportReader(_client())

@@ -100,8 +100,8 @@ def open_fleet_files(var: Path) -> FleetFiles:
     """Make the folders of a fleet, private to its user. Raises `FleetFilesError`."""
     var = var.absolute()
     try:
-        for folder in (var, var / "secrets", var / "logs", var / "nodes", var / "models"):
-            folder.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
+        for name in ("", "secrets", "logs", "nodes", "models", "compiled"):
+            (var / name).mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
         var.chmod(PRIVATE_FOLDER)
     except OSError as error:
         raise FleetFilesError(f"cannot use {var}: {error.strerror}") from error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from exaserve_ops.adapters.folder_places import files_below, find_folder, refuse_private, unreadable
 from exaserve_ops.adapters.model_hashing import hash_files
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.lib.json_text import read_json
@@ -35,16 +37,41 @@ def _nobody_listens(read_bytes: int) -> None:
 
 
 class ModelFolder:
-    """Implements the pages' and the API's port of the same shape."""
+    """Implements the pages' and the API's port of the same shape.
+
+    `private`: folders of the product itself, of which nothing is read.
+    """
+
+    def __init__(self, *, private: Sequence[Path] = ()) -> None:
+        self._private = tuple(private)
 
     def read(self, folder: str, progress: Callable[[int], None] = _nobody_listens) -> ModelFacts:
         """Read a folder on this machine. Raises `InvalidInputError` naming what is wrong with it.
 
         `progress` is told of each piece that was hashed, in bytes.
         """
+        path = self.place(folder)
+        try:
+            return self._read(path, progress)
+        except OSError as error:
+            raise unreadable(error, folder) from error
+
+    def place(self, folder: str) -> Path:
+        """Where a folder that may be a model's lies. Raises `InvalidInputError`; lists nothing."""
+        refuse_private(folder, self._private)
         path = Path(folder)
-        if not path.is_absolute() or not path.is_dir():
-            raise InvalidInputError("folder", f"'{folder}' is no absolute path of a folder here")
+        try:
+            found = stat.S_ISREG((path / "config.json").stat().st_mode)
+        except (FileNotFoundError, NotADirectoryError):
+            found = False
+        except OSError as error:
+            raise unreadable(error, folder) from error
+        if not found:
+            raise InvalidInputError("folder", f"'{folder}' holds no config.json")
+        _check_link(find_folder(folder), path / "config.json")
+        return path
+
+    def _read(self, path: Path, progress: Callable[[int], None]) -> ModelFacts:
         config = _json_file(path / "config.json", MAX_CONFIG_BYTES)
         try:
             architecture = read_architecture(config)
@@ -53,9 +80,9 @@ class ModelFolder:
         names = names_in(path)
         weights = [name for name in names if name.endswith(SUFFIX)]
         if not weights:
-            raise InvalidInputError("folder", f"'{folder}' holds no {SUFFIX} file")
+            raise InvalidInputError("folder", f"'{path}' holds no {SUFFIX} file")
         if "tokenizer.json" not in names:
-            raise InvalidInputError("folder", f"'{folder}' holds no tokenizer.json")
+            raise InvalidInputError("folder", f"'{path}' holds no tokenizer.json")
         # Before anything is hashed: what is broken at its publisher is found in a moment.
         parameter_count = sum(_parameters(path, name) for name in weights)
         hashed = hash_files(path, names, progress)
@@ -75,22 +102,16 @@ class ModelFolder:
         )
 
 
-def names_in(folder: Path) -> list[str]:
-    """Files of a folder, by their safe paths. Links are followed only where a hub's cache has them.
+def names_in(folder: Path, *, hub_cache: bool = True) -> list[str]:
+    """Files of a folder, by their safe paths. Links are followed where they stay in it.
 
-    Raises `InvalidInputError`.
+    `hub_cache`: and where a hub's cache has them. Raises `InvalidInputError`.
     """
+    home = find_folder(str(folder))
     names = []
-    for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        linked = [name for name in folders if Path(parent, name).is_symlink()]
-        if linked:
-            raise InvalidInputError("folder", f"'{Path(parent, linked[0])}' is a link to a folder")
-        for name in files:
-            file = Path(parent, name)
-            if not name.startswith(".") and file.is_file():
-                _check_link(folder, file)
-                names.append(file.relative_to(folder).as_posix())
+    for file in files_below(folder):
+        _check_link(home, file, hub_cache=hub_cache)
+        names.append(file.relative_to(folder).as_posix())
     names.sort()
     try:
         manifests.check_paths(names)
@@ -99,12 +120,16 @@ def names_in(folder: Path) -> list[str]:
     return names
 
 
-def _check_link(folder: Path, file: Path) -> None:
+def _check_link(home: Path, file: Path, *, hub_cache: bool = True) -> None:
     if not file.is_symlink():
         return
-    target, home = file.resolve(), folder.resolve()
+    target = file.resolve()
+    if target.is_relative_to(home):
+        if any(part.startswith(".") for part in target.relative_to(home).parts):
+            raise InvalidInputError("folder", f"'{file.name}' is a link to a hidden file")
+        return
     in_hub_cache = home.parent.name == _HUB_SNAPSHOTS and target.is_relative_to(home.parents[1] / _HUB_BLOBS)
-    if not target.is_relative_to(home) and not in_hub_cache:
+    if not (hub_cache and in_hub_cache):
         raise InvalidInputError("folder", f"'{file.name}' is a link that leads out of the folder")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from exaserve_ops.adapters.folder_places import files_below, unreadable
 from exaserve_ops.adapters.model_folder import ModelFolder
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.services.models import FolderReading, ModelFacts
@@ -72,7 +73,7 @@ class ModelReadings:
         return reading.facts
 
     def _reading_of(self, folder: str) -> _Reading:
-        fingerprint = _fingerprint(folder)
+        fingerprint = _fingerprint(self._folder.place(folder))
         now = self._monotonic()
         with self._lock:
             self._forget(now)
@@ -104,10 +105,13 @@ class ModelReadings:
             reading.done.set()
 
 
-def _fingerprint(folder: str) -> Fingerprint:
-    """Names, sizes and times of the files: whether a folder is as it was. Cheap: nothing is opened."""
-    path = Path(folder)
-    if not path.is_absolute() or not path.is_dir():
-        return ()
-    files = [(file.relative_to(path).as_posix(), file.stat()) for file in path.rglob("*") if file.is_file()]
+def _fingerprint(path: Path) -> Fingerprint:
+    """Names, sizes and times of the files: whether a folder is as it was. Cheap: nothing is opened.
+
+    Raises `InvalidInputError` for what cannot be listed.
+    """
+    try:
+        files = [(file.relative_to(path).as_posix(), file.stat()) for file in files_below(path)]
+    except OSError as error:
+        raise unreadable(error, str(path)) from error
     return tuple(sorted((name, facts.st_size, facts.st_mtime_ns) for name, facts in files))

@@ -112,7 +112,8 @@ class CompiledForm(forms.Form):
         max_length=1000,
         label="Folder",
         widget=forms.TextInput(attrs={"spellcheck": "false"}),
-        help_text="Laid out as engine-cache/<engine> in the home of an agent whose engine compiled it.",
+        help_text="A copy of engine-cache/<engine> from the home of an agent whose engine compiled it, below "
+        "one of the folders in EXAOPS_COMPILED_FOLDERS.",
     )
     origins = OriginsField(help_text="As of the weights. Empty: that folder.")
     reason = forms.CharField(max_length=500, label="Why")

@@ -31,6 +31,8 @@ class Environment:
     agent_redis_url: str
     """The Redis address that joining nodes are given; `redis_url` where unset."""
     database_pool_max_connections: int
+    compiled_folders: tuple[Path, ...] = ()
+    """What engines compiled may be registered from below these, and from nowhere else."""
     wheelhouse: Path | None = None
     """Folder with wheels for nodes that have no package index; sent along over SSH."""
     ssh_max_connections: int = 4
@@ -50,6 +52,11 @@ class Environment:
     """Of one move."""
     fleet_move_bytes_per_second: int = 4 << 30
     """Of all moves together, on average."""
+
+    @property
+    def private_folders(self) -> tuple[Path, ...]:
+        """Folders of the product of which nothing may be registered, nor reach a node."""
+        return (self.var_dir / "secrets",)
 
     @property
     def hosts(self) -> list[str]:
@@ -104,6 +111,7 @@ def read_environment(environ: Mapping[str, str] = os.environ) -> Environment:
         public_url=_public_url(environ.get("EXAOPS_PUBLIC_URL", "http://127.0.0.1:8000")),
         agent_redis_url=environ.get("EXAOPS_AGENT_REDIS_URL") or environ.get("REDIS_URL", ""),
         database_pool_max_connections=_count(environ, "EXAOPS_DATABASE_POOL_MAX_CONNECTIONS", 10),
+        compiled_folders=_folders(environ, "EXAOPS_COMPILED_FOLDERS"),
         wheelhouse=_folder(environ, "EXAOPS_WHEELHOUSE"),
         ssh_max_connections=_count(environ, "EXAOPS_SSH_MAX_CONNECTIONS", 4),
         redis_node_users=_switch(environ, "EXAOPS_REDIS_NODE_USERS", default=True),
@@ -173,3 +181,11 @@ def _folder(environ: Mapping[str, str], name: str) -> Path | None:
     if text and not Path(text).is_dir():
         raise EnvironmentSettingError(f"{name} is '{text}'; give a folder that exists, or nothing")
     return Path(text).absolute() if text else None
+
+
+def _folders(environ: Mapping[str, str], name: str) -> tuple[Path, ...]:
+    """Absolute paths, parted as in PATH; they need not exist yet."""
+    folders = tuple(Path(text) for text in environ.get(name, "").split(os.pathsep) if text)
+    if not all(folder.is_absolute() for folder in folders):
+        raise EnvironmentSettingError(f"{name}: give absolute paths of folders, with '{os.pathsep}' between")
+    return folders

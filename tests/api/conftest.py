@@ -59,14 +59,14 @@ class Telemetry:
 
 
 @pytest.fixture(autouse=True)
-def telemetry() -> Iterator[Telemetry]:
+def telemetry(tmp_path: Path) -> Iterator[Telemetry]:
     """The ports of REST, filled with what the tests use."""
     store = Telemetry({})
     replica_loads.use(store)
     move_limits.use(MoveLimits())
     gateway_reports.use(GatewayReportReader(redis.Redis.from_url(os.environ["REDIS_URL"])))
     model_folder_reader.use(ModelFolder())
-    compiled_folder_reader.use(CompiledFolder())
+    compiled_folder_reader.use(CompiledFolder((tmp_path,)))
     store_users.use(RedisStoreUsers(redis.Redis.from_url(os.environ["REDIS_URL"])))
     REFUSALS.clear()
     yield store

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from exaserve_ops.adapters.compiled_folder import CompiledFolder
+from exaserve_ops.api.ports import compiled_folder_reader
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.domain import compiled as bounds
@@ -50,7 +52,9 @@ def test_a_folder_is_registered_listed_with_its_nodes_and_removed_each_with_an_e
     record_sight(node.pk, StoreSight(1, held=(held,)), names={}, now=NOW)
     [one] = viewer.get(address).json()["sets"]
     assert (one["nodes"], one["ready_nodes"], one["failed_nodes"]) == (1, 1, 0)
-    assert operator.delete(f"{address}/{one['id']}").json()["sets"] == []
+    removed = operator.delete(f"{address}/{one['id']}").json()
+    assert removed["sets"] == []
+    assert "copies in engines' caches on nodes stay" in removed["note"]
     assert operator.delete(f"{address}/{one['id']}").status_code == 404
     events = Event.objects.filter(event__startswith="compiled_").order_by("pk")
     assert [event.event for event in events] == ["compiled_registered", "compiled_removed"]
@@ -101,3 +105,55 @@ def test_a_folder_that_is_empty_too_large_or_leads_elsewhere_is_refused_with_the
     assert "405 bytes" in told
     assert bounds.MOST_BYTES > 404
     assert not CompiledSet.objects.exists()
+
+
+def test_only_what_lies_below_a_named_folder_is_registered_links_followed_and_nothing_that_hides(
+    operator: JsonClient, address: str, tmp_path: Path, folder: Path
+) -> None:
+    var = tmp_path / "var"
+    (var / "compiled" / ".hidden").mkdir(parents=True)
+    (var / "secrets").mkdir()
+    (var / "secrets" / "fleet_secret").write_text("00" * 32)
+    (var / "compiled" / ".hidden" / "x").write_text("x")
+    (var / "compiled" / "way-out").symlink_to(var / "secrets")
+    compiled_folder_reader.use(CompiledFolder((var / "compiled",), private=(var / "secrets",)))
+    for wrong in (
+        var / "secrets",
+        var / "compiled",
+        var / "compiled" / "way-out",
+        var / "compiled" / ".." / "secrets",
+        var / "compiled" / ".hidden",
+        folder,
+    ):
+        told = operator.post(address, wish(wrong))
+        assert (told.status_code, "EXAOPS_COMPILED_FOLDERS" in str(told.json())) == (400, True), wrong
+    (var / "compiled" / "set").mkdir()
+    (var / "compiled" / "set" / "k.so").write_bytes(b"code")
+    (var / "compiled" / "set" / ".env").write_text("TOKEN=1")
+    answer = operator.post(address, wish(var / "compiled" / "set"))
+    assert (answer.status_code, answer.json()["sets"][0]["file_count"]) == (201, 1), "what hides stays here"
+    (var / "compiled" / "set" / "env.so").symlink_to(".env")
+    assert "hidden file" in str(operator.post(address, wish(var / "compiled" / "set")).json())
+    (var / "compiled" / "set" / "env.so").unlink()
+    (var / "compiled" / "set" / "tls.pem").write_text("key")
+    assert "name of a key" in str(operator.post(address, wish(var / "compiled" / "set")).json())
+    compiled_folder_reader.use(CompiledFolder((tmp_path,), private=(var / "secrets",)))
+    for wrong in (var, var / "secrets"):
+        assert "own secrets" in str(operator.post(address, wish(wrong)).json())
+
+
+def test_where_no_folder_is_named_it_says_what_to_set(
+    operator: JsonClient, address: str, folder: Path
+) -> None:
+    compiled_folder_reader.use(CompiledFolder(()))
+    told = operator.post(address, wish(folder))
+    assert (told.status_code, "set EXAOPS_COMPILED_FOLDERS" in str(told.json())) == (400, True)
+
+
+def test_a_folder_that_cannot_be_read_is_bad_input(
+    operator: JsonClient, address: str, tmp_path: Path
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    for wrong in (tmp_path / "loop", tmp_path / ("x" * 300)):
+        told = operator.post(address, wish(wrong))
+        assert (told.status_code, "cannot be read" in str(told.json())) == (400, True), wrong

@@ -26,6 +26,7 @@ class SlowFolder(ModelFolder):
     """A disk that gives each file's first bytes at once, and the rest when it is let."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.times_read = 0
 

@@ -49,7 +49,7 @@ def node(redis_client: redis.Redis, leader: Leader) -> ScriptedNode:
 
 
 def register(model: Model, folder: Path, *, hardware: str) -> UUID:
-    facts = CompiledFolder().read(str(folder))
+    facts = CompiledFolder((folder.parent,)).read(str(folder))
     return register_compiled(model.pk, facts, engine="torch", hardware=hardware, actor="test", now=NOW).pk
 
 

@@ -96,12 +96,12 @@ class MemoryReader:
 
 
 @pytest.fixture
-def reader() -> MemoryReader:
+def reader(tmp_path: Path) -> MemoryReader:
     """The reader that pages and sockets use in this test."""
     reader = MemoryReader()
     ports.live_reader.use(reader)
     ports.model_folder_reader.use(ModelFolder())
-    ports.compiled_folder_reader.use(CompiledFolder())
+    ports.compiled_folder_reader.use(CompiledFolder((tmp_path,)))
     ports.move_limits.use(MoveLimits())
     ports.gateway_reports.use(GatewayReportReader(redis.Redis.from_url(os.environ["REDIS_URL"])))
     return reader

@@ -35,6 +35,12 @@ class CompiledSetsSerializer(serializers.Serializer[Any]):
     sets = CompiledSetSerializer(many=True)
 
 
+class CompiledRemovedSerializer(CompiledSetsSerializer):
+    """What is left after a set was removed."""
+
+    note = serializers.CharField(help_text="What becomes of the copies on nodes.")
+
+
 class CompiledRequestSerializer(StrictSerializer):
     """Registers a folder of what an engine compiled."""
 
@@ -47,7 +53,8 @@ class CompiledRequestSerializer(StrictSerializer):
         help_text="Name or kind of an accelerator, as nodes show it; empty: any.",
     )
     folder = serializers.CharField(
-        max_length=1000, help_text="Laid out as `engine-cache/<engine>` in an agent's home."
+        max_length=1000,
+        help_text="Laid out as `engine-cache/<engine>` of an agent; below one of EXAOPS_COMPILED_FOLDERS.",
     )
     origins = serializers.ListField(
         child=OriginSerializer(),

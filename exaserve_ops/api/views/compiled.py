@@ -14,13 +14,17 @@ from rest_framework.response import Response
 from exaserve_ops.api.filters import check_parameters
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.ports import compiled_folder_reader
-from exaserve_ops.api.serializers.compiled import CompiledRequestSerializer, CompiledSetsSerializer
+from exaserve_ops.api.serializers.compiled import (
+    CompiledRemovedSerializer,
+    CompiledRequestSerializer,
+    CompiledSetsSerializer,
+)
 from exaserve_ops.api.serializers.strict import NoBodySerializer
 from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.models import CompiledSet, Model
 from exaserve_ops.serving.selectors.compiled import compiled_of
-from exaserve_ops.serving.services.compiled import register_compiled, remove_compiled
+from exaserve_ops.serving.services.compiled import COPIES_STAY, register_compiled, remove_compiled
 from exaserve_ops.weights.domain.wanted import Origin
 
 
@@ -62,15 +66,16 @@ class CompiledViewSet(OpsViewSet[Model]):
         )
         return self._answer(model, status.HTTP_201_CREATED)
 
-    @extend_schema(request=NoBodySerializer, responses=CompiledSetsSerializer)
+    @extend_schema(request=NoBodySerializer, responses=CompiledRemovedSerializer)
     def remove(self, request: Request, pk: UUID, compiled_id: UUID) -> Response:  # noqa: ARG002 - DRF's signature
-        """Put a set into no more caches. What is in one stays there."""
+        """Put a set into no more caches. Copies in engines' caches stay; the answer's note says so."""
         model = self.get_object()
         try:
             remove_compiled(model.pk, compiled_id, actor=self.actor, now=clock.now())
         except CompiledSet.DoesNotExist as error:
             raise NotFound from error
-        return self._answer(model)
+        told = {"model": model.pk, "sets": compiled_of(model.pk), "note": COPIES_STAY}
+        return Response(CompiledRemovedSerializer(told).data)
 
     def _answer(self, model: Model, code: int = status.HTTP_200_OK) -> Response:
         told = {"model": model.pk, "sets": compiled_of(model.pk)}

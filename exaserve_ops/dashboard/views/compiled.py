@@ -15,7 +15,7 @@ from exaserve_ops.dashboard.weights_forms import CompiledForm
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.serving.models import CompiledSet, Model
-from exaserve_ops.serving.services.compiled import register_compiled, remove_compiled
+from exaserve_ops.serving.services.compiled import COPIES_STAY, register_compiled, remove_compiled
 
 
 @require_POST
@@ -57,7 +57,7 @@ def weights_compiled_remove(request: HttpRequest, model_id: UUID, compiled_id: U
         remove_compiled(model_id, compiled_id, actor=actor_of(request), now=clock.now(), reason=reason)
     except CompiledSet.DoesNotExist:
         return _wrong(request, model_id, "it was removed already")
-    messages.success(request, "Nodes are told of these files no more; what is in a cache stays.")
+    messages.success(request, COPIES_STAY)
     return redirect("weights_of_model", model_id)
 
 

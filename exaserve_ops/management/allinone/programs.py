@@ -108,6 +108,8 @@ def control_environment(site: FleetSite, addresses: FleetAddresses, secrets: Fle
         "EXAOPS_GATEWAY_PORT": str(addresses.gateway_port),
         # Nodes of this machine are reached by loopback; those of others join from elsewhere.
         "EXAOPS_ALLOW_LOCAL_ADDRESSES": "on",
+        "EXAOPS_COMPILED_FOLDERS": str(site.var / "compiled"),
+        **_tuning(site, "EXAOPS_COMPILED_FOLDERS"),
         **_tuning(site, "EXAOPS_SSH_"),
         **_tuning(site, "EXAOPS_WHEELHOUSE"),
         # What nodes of other machines are told: the embedded store's own address is of this machine.

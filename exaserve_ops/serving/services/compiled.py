@@ -16,6 +16,11 @@ from exaserve_ops.serving.domain.origins import check_origin
 from exaserve_ops.serving.models import CompiledSet, Model
 from exaserve_ops.weights.domain.wanted import Origin
 
+COPIES_STAY = (
+    "Nodes are told of these files no more; copies in engines' caches on nodes stay, and engines go on using "
+    "them. Delete engine-cache/<engine> in an agent's home to be rid of them."
+)
+
 
 class CompiledFolderReader(Protocol):
     """Reads a folder of compiled files on the control plane's machine."""
@@ -78,7 +83,10 @@ def register_compiled(
 def remove_compiled(
     model_id: UUID, compiled_id: UUID, *, actor: str, now: datetime, reason: str = ""
 ) -> None:
-    """Put these files into no more caches. What is there stays. Raises `CompiledSet.DoesNotExist`."""
+    """Put these files into no more caches. What is there stays: tell `COPIES_STAY`.
+
+    Raises `CompiledSet.DoesNotExist`.
+    """
     found = CompiledSet.objects.select_related("model").get(pk=compiled_id, model=model_id)
     model, told = found.model, f"for {found.engine} on {found.hardware or 'any hardware'}"
     found.delete()
