@@ -188,6 +188,7 @@ class Rules:
     def look(self, world: RolloutWorld) -> None:
         """Ask about how things stand."""
         fleet = world.fleet
+        took_away = bool(fleet.given_way)
         for row in fleet.given_way:
             self._places[row.id] = row
         fleet.given_way.clear()
@@ -198,7 +199,9 @@ class Rules:
         # what was taken away is not missing.
         own = min(missing, len(self._places))
         self.worst_own = max(self.worst_own, own)
-        if own > world.unavailable:
+        # Of what was taken away a part may be made up for by such others; which part, only the moment tells
+        # in which somebody goes: what faults take later is not its doing.
+        if took_away and own > world.unavailable:
             open_ones = ", ".join(list(self._places)[:6])
             told = f"{len(self._places)} were taken away ({open_ones}), {world.unavailable} may be"
             self.say(FLOOR, world, told)

@@ -17,7 +17,8 @@ from tests.fakes.rollout_world import ENDED_STATUSES, RolloutWorld
 REPLICAS_EACH = 12
 LONGEST_SECONDS = CALM_SECONDS + 12 * 3600
 LONGEST_LACKING_SECONDS = 4 * 3600
-"""What never mends may never end, and has said so by then."""
+"""What never mends may never end, and has said so by then, where nothing of it went on for a while."""
+QUIET_SECONDS = 3600
 LOOK_AT_ALL_EVERY = 8
 
 
@@ -130,10 +131,9 @@ def build(scenario: Scenario) -> tuple[RolloutWorld, Trouble]:
 def run(scenario: Scenario) -> Run:
     """Run one to its end, and a little beyond."""
     world, trouble = build(scenario)
-    longest_seconds = LONGEST_LACKING_SECONDS if scenario.lacking else scenario.longest_seconds
     looks = 0
     while world.status not in ENDED_STATUSES and not trouble.is_over:
-        if world.fleet.now_seconds > longest_seconds:
+        if world.fleet.now_seconds > scenario.longest_seconds or (scenario.lacking and is_stuck(world)):
             break
         looks += 1
         live_on(world, trouble, looks)
@@ -156,6 +156,13 @@ def run(scenario: Scenario) -> Run:
         world.unavailable,
         world.picture(),
     )
+
+
+def is_stuck(world: RolloutWorld) -> bool:
+    """Whether it has gone on for long, and its wave has not gone on lately: then it says what it lacks."""
+    latest = max((wave.since for wave in world.waves), default=world.now)
+    quiet_seconds = (world.now - latest).total_seconds()
+    return world.fleet.now_seconds > LONGEST_LACKING_SECONDS and quiet_seconds > QUIET_SECONDS
 
 
 def live_on(world: RolloutWorld, trouble: Trouble, looks: int) -> None:
