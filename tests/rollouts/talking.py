@@ -23,6 +23,8 @@ TALKERS = 4
 ANSWER_TOKENS = 8
 PAUSE_SECONDS = 0.25
 BLOCKS = 512
+MOST_CHARACTERS = 3400
+"""Of one conversation. The demo model takes 4,096 tokens, and a token is a character at least."""
 _WORDS = ("river", "window", "garden", "letter", "music", "winter", "bread", "engine", "quiet", "morning")
 
 
@@ -48,7 +50,7 @@ class Load:
     turns: int = 10
     """Of one conversation; then the next one begins."""
     words: int = 100
-    """Of one question, each a token: so many a turn computes, and all so far where it has moved."""
+    """Of one question: so many a turn computes, and all so far where it has moved."""
     answered: list[Answered] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -82,6 +84,8 @@ class Load:
         for turn in range(self.turns):
             asked = " ".join(drawn.choices(_WORDS, k=self.words))
             said = (*said, ("user", asked))
+            if sum(len(text) for _, text in said) > MOST_CHARACTERS:
+                return  # the next answer might have no room
             answer = self._ask(client, session, said, streams=streams)
             if answer is not None:
                 text, tokens, replica_id = answer

@@ -11,7 +11,7 @@ from tests.rollouts.talking import Load, otherwise_answered
 
 pytestmark = [pytest.mark.rollouts, pytest.mark.timeout(900)]
 
-LONG = {"turns": 40, "words": 40}
+LONG = {"turns": 40, "words": 8}
 """Conversations that outlast a wave, so that some are moved between their turns."""
 
 
