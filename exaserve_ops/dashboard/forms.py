@@ -16,12 +16,13 @@ from exaserve_ops.access.domain.limits import (
 )
 from exaserve_ops.access.models import Scope
 from exaserve_ops.inventory.models import Accelerator, Node
-from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_PERCENT, SLICE, WHOLE
+from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_BYTES, MOST_PERCENT, SLICE, WHOLE
 from exaserve_ops.serving.domain.launch_words import LONGEST
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.deployments import BOUNDS, MAX_REPLICAS
 
 MIB = 1 << 20
+MOST_MEMORY_MIB = MOST_BYTES // MIB
 
 
 class DeploymentForm(forms.Form):
@@ -49,6 +50,7 @@ class DeploymentForm(forms.Form):
     )
     memory_mib = forms.IntegerField(
         min_value=0,
+        max_value=MOST_MEMORY_MIB,
         required=False,
         label="Memory per replica, MiB",
         help_text="Empty: weights, KV for four longest contexts, and a quarter on top.",
@@ -58,7 +60,11 @@ class DeploymentForm(forms.Form):
         required=False, help_text="A slice belongs to one replica; cards may hold several."
     )
     slice_memory_mib = forms.IntegerField(
-        min_value=0, required=False, label="Least memory of a slice, MiB", help_text="Only with a slice."
+        min_value=0,
+        max_value=MOST_MEMORY_MIB,
+        required=False,
+        label="Least memory of a slice, MiB",
+        help_text="Only with a slice.",
     )
     mps_thread_percent = forms.IntegerField(
         min_value=0,
@@ -69,6 +75,7 @@ class DeploymentForm(forms.Form):
     )
     mps_memory_mib = forms.IntegerField(
         min_value=0,
+        max_value=MOST_MEMORY_MIB,
         required=False,
         label="MPS: memory, MiB",
         help_text="Most that a replica may allocate on each of its accelerators.",

@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from exaserve_ops.dashboard.forms import MIB, read_options
+from exaserve_ops.dashboard.forms import MIB, MOST_MEMORY_MIB, read_options
 from exaserve_ops.rollouts.domain.policy import DEFAULT, HALT, ROLL_BACK
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.releases import ReleaseWish
@@ -39,6 +39,7 @@ class RolloutForm(forms.Form):
     )
     memory_mib = forms.IntegerField(
         min_value=0,
+        max_value=MOST_MEMORY_MIB,
         required=False,
         label="Memory per replica, MiB",
         help_text="Empty: as now, or what another model needs.",

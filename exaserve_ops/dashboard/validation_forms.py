@@ -6,7 +6,7 @@ from typing import Any
 
 from django import forms
 
-from exaserve_ops.dashboard.forms import MIB, read_options
+from exaserve_ops.dashboard.forms import MIB, MOST_MEMORY_MIB, read_options
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.domain.engine_launch import SGLANG, TORCH, VLLM
 from exaserve_ops.serving.models import Model
@@ -41,6 +41,7 @@ class ValidationForm(forms.Form):
     )
     memory_mib = forms.IntegerField(
         min_value=0,
+        max_value=MOST_MEMORY_MIB,
         required=False,
         label="Memory per replica, MiB",
         help_text="Empty: computed from the model.",

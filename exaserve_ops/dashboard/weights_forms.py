@@ -6,8 +6,14 @@ from typing import Any
 
 from django import forms
 
+from exaserve_ops.lib.errors import InvalidInputError, OpsError
 from exaserve_ops.serving.models import Model
-from exaserve_ops.weights.domain.prewarm import MINUTES_OF_A_DAY, PrewarmRules
+from exaserve_ops.weights.domain.prewarm import (
+    FASTEST_BYTES_PER_SECOND,
+    MINUTES_OF_A_DAY,
+    MOST_AT_ONCE,
+    PrewarmRules,
+)
 from exaserve_ops.weights.domain.wanted import Origin
 from exaserve_ops.weights.models import PrewarmPolicy
 
@@ -59,9 +65,13 @@ class PrewarmForm(forms.Form):
         min_value=0, max_value=_PERCENT, initial=50, label="Begin while at most, percent busy"
     )
     megabytes_per_second = forms.FloatField(
-        min_value=0, initial=0, label="Each node at most, MB/s", help_text="0: as fast as it goes."
+        min_value=0,
+        max_value=FASTEST_BYTES_PER_SECOND / _MEGABYTE,
+        initial=0,
+        label="Each node at most, MB/s",
+        help_text="0: as fast as it goes.",
     )
-    at_once = forms.IntegerField(min_value=1, initial=8, label="Nodes at once")
+    at_once = forms.IntegerField(min_value=1, max_value=MOST_AT_ONCE, initial=8, label="Nodes at once")
     reason = forms.CharField(max_length=500, label="Why")
 
     def rules(self, revision: str) -> PrewarmRules:
@@ -96,6 +106,27 @@ def initial_of(policy: PrewarmPolicy | None) -> dict[str, Any]:
 
 def _clock(minute: int) -> str:
     return f"{minute // _HOUR:02}:{minute % _HOUR:02}"
+
+
+_FIELDS = {
+    "node_names": "nodes",
+    "from_minute": "begin",
+    "until_minute": "end",
+    "busiest_ratio": "busiest_percent",
+    "bytes_per_second": "megabytes_per_second",
+}
+"""What forms call what services call otherwise."""
+
+
+def note_refusal(form: forms.Form, error: OpsError) -> None:
+    """Say beside the field that it is about why a service refused, or above all fields."""
+    if isinstance(error, InvalidInputError):
+        name = error.field.partition(".")[0]
+        field = _FIELDS.get(name, name)
+        if field in form.fields:
+            form.add_error(field, error.message)
+            return
+    form.add_error(None, f"Not done: {error}.")
 
 
 class CompiledForm(forms.Form):

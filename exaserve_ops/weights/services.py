@@ -12,17 +12,23 @@ from exaserve_ops.audit.services import Happening, Subject, record_events
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.weights.domain.held import FAILED, READY, HeldWeights, StoreSight
-from exaserve_ops.weights.domain.prewarm import MINUTES_OF_A_DAY, PrewarmPlan, PrewarmRules
+from exaserve_ops.weights.domain.prewarm import (
+    FASTEST_BYTES_PER_SECOND,
+    MINUTES_OF_A_DAY,
+    MOST_AT_ONCE,
+    SLOWEST_BYTES_PER_SECOND,
+    PrewarmPlan,
+    PrewarmRules,
+)
 from exaserve_ops.weights.domain.wanted import PREWARM
 from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 
 READY_EVENT, FAILED_EVENT, DAMAGED_EVENT = "weights_ready", "weights_failed", "weights_damaged"
-SLOWEST_BYTES_PER_SECOND = 1_000_000
-"""A slower cap would hold connections for longer than servers keep them."""
 _SEEN_OF_WEIGHTS = (
     "state", "reason", "total_bytes", "have_bytes", "in_use", "damaged_pieces", "spoilt", "sources", "since",
 )  # fmt: skip
 _SEEN_OF_STORE = ("problem", "disk_total_bytes", "disk_free_bytes", "used_bytes")
+_PACE = f"0, or {SLOWEST_BYTES_PER_SECOND:,} to {FASTEST_BYTES_PER_SECOND:,}"
 PROBLEM_EVENT, PROBLEM_OVER_EVENT = "store_problem", "store_well"
 
 
@@ -42,9 +48,8 @@ def claim_weights(
     are new to this owner. Who claims says so in an event of its own; this records none.
     Raises `InvalidInputError` for a speed that no fetch could keep.
     """
-    if 0 < bytes_per_second < SLOWEST_BYTES_PER_SECOND:
-        told = f"must be 0, or at least {SLOWEST_BYTES_PER_SECOND:,}"
-        raise InvalidInputError("bytes_per_second", told)
+    if not _keeps_pace(bytes_per_second):
+        raise InvalidInputError("bytes_per_second", f"must be {_PACE}")
     before = WeightsClaim.objects.filter(revision=revision, owner=owner).count()
     WeightsClaim.objects.bulk_create(
         [
@@ -160,18 +165,18 @@ def carry_out_prewarm(
         policy.save(update_fields=["note"])
 
 
+def _keeps_pace(bytes_per_second: int) -> bool:
+    return bytes_per_second == 0 or SLOWEST_BYTES_PER_SECOND <= bytes_per_second <= FASTEST_BYTES_PER_SECOND
+
+
 def _check_rules(rules: PrewarmRules) -> None:
     checks = (
         ("busiest_ratio", 0 <= rules.busiest_ratio <= 1, "between 0 and 1"),
         ("from_minute", 0 <= rules.from_minute < MINUTES_OF_A_DAY, f"0 to {MINUTES_OF_A_DAY - 1}"),
         ("until_minute", 0 <= rules.until_minute <= MINUTES_OF_A_DAY, f"0 to {MINUTES_OF_A_DAY}"),
         ("until_minute", rules.until_minute != rules.from_minute, "another time than the start"),
-        ("at_once", rules.at_once >= 1, "at least 1"),
-        (
-            "bytes_per_second",
-            rules.bytes_per_second == 0 or rules.bytes_per_second >= SLOWEST_BYTES_PER_SECOND,
-            f"0, or at least {SLOWEST_BYTES_PER_SECOND:,}",
-        ),
+        ("at_once", 1 <= rules.at_once <= MOST_AT_ONCE, f"1 to {MOST_AT_ONCE:,}"),
+        ("bytes_per_second", _keeps_pace(rules.bytes_per_second), _PACE),
     )
     for field, good, wanted in checks:
         if not good:

@@ -70,6 +70,10 @@ def test_prewarming_has_rules_that_are_checked(operator: JsonClient, node: Node,
     assert (body["policy"]["from_minute"], body["policy"]["at_once"]) == (1320, 4)
     for bad in ({"nodes": ["nobody"]}, {"busiest_ratio": 2}, {"bytes_per_second": 5}, {"at_once": 0}):
         assert operator.post(f"{address}/prewarm", good | bad).status_code == 400, bad
+    for bad in ({"bytes_per_second": 2**63}, {"bytes_per_second": 10**15 + 1}):
+        assert operator.post(f"{address}/prewarm", good | bad).status_code == 400, bad
+        want = {"action": "want", "nodes": [str(node.pk)], "reason": "x"}
+        assert operator.post(f"{address}/weights", want | bad).status_code == 400, bad
     pause = {"paused": True, "reason": "the link is needed"}
     assert operator.patch(f"{address}/prewarm", pause).json()["policy"]["enabled"] is False
     assert operator.patch(f"{address}/prewarm", pause | {"paused": False}).json()["policy"]["enabled"] is True

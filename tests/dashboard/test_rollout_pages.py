@@ -92,6 +92,7 @@ def test_nothing_begins_before_its_plan_was_read(operator: Client, deployment: D
         ({"engine_options": "seed"}, "is not “name = value”"),
         ({"approve_waves": "two"}, "Give numbers of waves"),
         ({"reason": ""}, "This field is required"),
+        ({"memory_mib": str(2**44)}, "less than or equal to 1073741824"),
     ],
 )
 def test_what_makes_no_sense_is_said_beside_its_field(

@@ -68,6 +68,8 @@ def test_form_asks_for_a_validation_and_says_what_is_wrong(operator: Client, wor
     wrong = operator.post(address, form | {"reason": "x", "engine_options": "no equals sign"})
     assert wrong.status_code == 422
     assert "name = value" in wrong.content.decode()
+    much = operator.post(address, form | {"reason": "x", "memory_mib": 2**30 + 1})
+    assert "less than or equal to 1073741824" in much.context["form"].errors["memory_mib"][0]
     made = operator.post(address, form | {"reason": "new weights", "engine_options": "seed = 3"})
     validation = Validation.objects.get()
     assert made["Location"] == reverse("validation", args=[validation.pk])

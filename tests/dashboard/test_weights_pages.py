@@ -147,6 +147,7 @@ def test_hundreds_of_nodes_are_paged_and_those_in_need_come_first(operator: Clie
     second = operator.get(reverse("weights"), {"page": 2}).content.decode()
     assert f'hx-get="{reverse("weights_now")}?page=2"' in second, "what is renewed stays on its page"
     nodes = operator.get(reverse("weights_of_model", args=[model.pk])).content.decode()
+    assert f'href="{reverse("weights_of_model", args=[model.pk])}?page=2"' in nodes
     nodes = nodes[nodes.index('id="weights-nodes"') :]
     assert "1\u201350 of 60" in nodes
     assert nodes.index("many-059</a>") < nodes.index("many-000</a>")
@@ -171,3 +172,49 @@ def test_live_telemetry_of_a_node_is_read_once_for_all_models() -> None:
     assert live(["a", "silent"]) == {"a": {"at": 1}}
     assert live(["a", "b", "silent"]) == {"a": {"at": 1}, "b": {"at": 1}}
     assert asked == [["a", "silent"], ["b"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "said"),
+    [
+        ({"begin": "late"}, "begin", "Enter a valid time."),
+        ({"megabytes_per_second": 2**44}, "megabytes_per_second", "less than or equal to 1000000000"),
+        ({"megabytes_per_second": 0.5}, "megabytes_per_second", "must be 0, or 1,000,000 to"),
+        ({"at_once": 2**31}, "at_once", "less than or equal to 4096"),
+        ({"nodes": "nobody"}, "nodes", "no node in service is named nobody"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused_beside_their_field_and_nothing_typed_is_lost(
+    operator: Client, model: Model, changes: dict[str, object], field: str, said: str
+) -> None:
+    rules = {
+        "nodes": "",
+        "begin": "22:00",
+        "end": "06:30",
+        "busiest_percent": 40,
+        "megabytes_per_second": 200,
+        "at_once": 3,
+        "reason": "nights, quietly",
+    }
+    answer = operator.post(reverse("weights_prewarm", args=[model.pk]), rules | changes)
+    assert answer.status_code == 422
+    assert said in answer.context["prewarm_form"].errors[field][0]
+    text = answer.content.decode()
+    assert 'value="nights, quietly"' in text
+    assert "* begin" not in text
+    assert not PrewarmPolicy.objects.exists()
+
+
+def test_refused_storage_and_compiled_folders_are_said_once_escaped_beside_their_field(
+    operator: Client, model: Model
+) -> None:
+    asked = {"storage": "node", "reason": "x", "origins": "it's-one-word"}
+    storage = operator.post(reverse("weights_storage", args=[model.pk]), asked)
+    assert storage.status_code == 422
+    assert "it&#x27;s-one-word" in storage.content.decode()
+    assert "&amp;#x27;" not in storage.content.decode()
+    folder = {"engine": "", "path": "/nowhere", "reason": "typed"}
+    compiled = operator.post(reverse("weights_compiled", args=[model.pk]), folder)
+    assert compiled.status_code == 422
+    assert compiled.context["compiled_form"].errors["engine"]
+    assert 'value="/nowhere"' in compiled.content.decode()

@@ -17,7 +17,6 @@ from exaserve_ops.serving.services.deployments import BOUNDS, MAX_REPLICAS
 from exaserve_ops.serving.services.models import FolderReading
 
 MAX_SECONDS = 24 * 3600
-MAX_BYTES = 1 << 60
 
 
 class ModelFileSerializer(serializers.ModelSerializer[ModelFile]):
@@ -236,7 +235,7 @@ class DeploymentRequestSerializer(StrictSerializer):
     served_name = serializers.CharField(max_length=120, required=False, default="", allow_blank=True)
     nodes = _nodes(default=list)
     replica_memory_bytes = serializers.IntegerField(
-        min_value=0, max_value=MAX_BYTES, required=False, default=0, help_text="0: computed from the model."
+        min_value=0, max_value=MOST_BYTES, required=False, default=0, help_text="0: computed from the model."
     )
     accelerators_per_replica = serializers.IntegerField(
         min_value=1, max_value=1024, required=False, default=1

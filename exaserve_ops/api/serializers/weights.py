@@ -10,7 +10,7 @@ from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.serving.domain.origins import MAX_ORIGINS, MAX_SECRET_NAME, SCHEMES
 from exaserve_ops.serving.models import Model
 from exaserve_ops.weights.domain.held import ABSENT, STATES
-from exaserve_ops.weights.domain.prewarm import MINUTES_OF_A_DAY
+from exaserve_ops.weights.domain.prewarm import FASTEST_BYTES_PER_SECOND, MINUTES_OF_A_DAY, MOST_AT_ONCE
 from exaserve_ops.weights.models import PrewarmPolicy
 
 MAX_NODES = 4096
@@ -85,14 +85,22 @@ class ModelWeightsSerializer(serializers.Serializer[Any]):
     nodes = WeightsOnNodeSerializer(many=True)
 
 
+def _speed() -> serializers.IntegerField:
+    return serializers.IntegerField(
+        min_value=0,
+        max_value=FASTEST_BYTES_PER_SECOND,
+        required=False,
+        default=0,
+        help_text="0: as fast as it goes.",
+    )
+
+
 class WeightsRequestSerializer(StrictSerializer):
     """Asks for a model on nodes' disks by hand, or takes that back."""
 
     action = serializers.ChoiceField(choices=ACTIONS)
     nodes = serializers.ListField(child=serializers.UUIDField(), min_length=1, max_length=MAX_NODES)
-    bytes_per_second = serializers.IntegerField(
-        min_value=0, required=False, default=0, help_text="0: as fast as it goes."
-    )
+    bytes_per_second = _speed()
     reason = serializers.CharField(max_length=500, help_text="Why; shown in the history.")
 
 
@@ -117,8 +125,8 @@ class PrewarmRequestSerializer(StrictSerializer):
         default=MINUTES_OF_A_DAY,
         help_text="Of the day, in UTC; before `from_minute`: past midnight.",
     )
-    bytes_per_second = serializers.IntegerField(min_value=0, required=False, default=0)
-    at_once = serializers.IntegerField(min_value=1, max_value=MAX_NODES, required=False, default=8)
+    bytes_per_second = _speed()
+    at_once = serializers.IntegerField(min_value=1, max_value=MOST_AT_ONCE, required=False, default=8)
     reason = serializers.CharField(max_length=500)
 
 

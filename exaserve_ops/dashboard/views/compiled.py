@@ -11,7 +11,8 @@ from django.views.decorators.http import require_POST
 
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.ports import compiled_folder_reader
-from exaserve_ops.dashboard.weights_forms import CompiledForm
+from exaserve_ops.dashboard.views.weights import show_refused
+from exaserve_ops.dashboard.weights_forms import CompiledForm, note_refusal
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.serving.models import CompiledSet, Model
@@ -25,7 +26,7 @@ def weights_compiled(request: HttpRequest, model_id: UUID) -> HttpResponse:
     model = get_object_or_404(Model, pk=model_id)
     form = CompiledForm(request.POST)
     if not form.is_valid():
-        return _wrong(request, model_id, form.errors.as_text())
+        return show_refused(request, model_id, compiled_form=form)
     asked = form.cleaned_data
     try:
         made = register_compiled(
@@ -39,7 +40,8 @@ def weights_compiled(request: HttpRequest, model_id: UUID) -> HttpResponse:
             reason=asked["reason"],
         )
     except OpsError as error:
-        return _wrong(request, model_id, str(error))
+        note_refusal(form, error)
+        return show_refused(request, model_id, compiled_form=form)
     where = made.hardware or "any hardware"
     files = "1 file goes" if made.file_count == 1 else f"{made.file_count} files go"
     messages.success(request, f"{files} to nodes with {model.name} and {where}.")

@@ -44,6 +44,8 @@ from exaserve_ops.serving.models import Deployment, Replica
 CONFLICT = 409
 SHOWN_PLANNED_WAVES = 40
 SHOWN_RELEASES = 5
+_FORM_FIELDS = {"replica_memory_bytes": "memory_mib", "max_error_ratio": "max_error_percent"}
+"""What the form calls fields of a wish, where it asks in other units."""
 _ASKS = (PLANNED, PAUSED, HALTED)
 """Statuses that wait for a person."""
 
@@ -148,7 +150,8 @@ def rollout_new(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         try:
             made = _plan_or_begin(request, found, form.cleaned_data, context)
         except InvalidInputError as error:
-            field = error.field.removeprefix("policy.")
+            field = error.field.removeprefix("policy.").partition(".")[0]
+            field = _FORM_FIELDS.get(field, field)
             form.add_error(field if field in form.fields else None, error.message)
         except OpsError as error:
             form.add_error(None, str(error))

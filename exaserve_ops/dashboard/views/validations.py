@@ -99,7 +99,7 @@ def validation_new(request: HttpRequest, model_id: UUID) -> HttpResponse:
                 wish, reason=form.cleaned_data["reason"], actor=actor_of(request), now=clock.now()
             )
         except InvalidInputError as error:
-            name = error.field.partition(".")[0]
+            name = error.field.partition(".")[0].replace("replica_memory_bytes", "memory_mib")
             form.add_error(name if name in form.fields else None, error.message)
         except OpsError as error:
             form.add_error(None, str(error))

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.contrib import messages
 from django.db.models import Case, When
+from django.forms import Form
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.http import require_POST, require_safe
@@ -24,7 +25,13 @@ from exaserve_ops.dashboard.weights import (
     policy_words,
     with_names,
 )
-from exaserve_ops.dashboard.weights_forms import CompiledForm, PrewarmForm, StorageForm, initial_of
+from exaserve_ops.dashboard.weights_forms import (
+    CompiledForm,
+    PrewarmForm,
+    StorageForm,
+    initial_of,
+    note_refusal,
+)
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import OpsError
@@ -75,11 +82,24 @@ def _all(request: HttpRequest) -> dict[str, Any]:
 @requires("weights.view_nodeweights")
 def weights_of_model(request: HttpRequest, model_id: UUID) -> HttpResponse:
     """Show one model node by node, with its rules."""
+    return render(request, "weights/page.html", _page(request, model_id))
+
+
+def show_refused(request: HttpRequest, model_id: UUID, **bound: Form) -> HttpResponse:
+    """Show the page again with a form of it as it was sent, and what is wrong beside its fields.
+
+    `bound`: by name in the context of the page.
+    """
+    context = _page(request, model_id) | bound
+    return render(request, "weights/page.html", context, status=422)
+
+
+def _page(request: HttpRequest, model_id: UUID) -> dict[str, Any]:
     context = _one(request, model_id)
     found = context["found"]
     told = [f"{o.kind} {o.location} {o.secret}".rstrip() for o in found.origins]
     storage = {"storage": found.storage, "origins": "\n".join(told)}
-    context |= {
+    return context | {
         "title": f"Weights of {context['model'].name}",
         "policy_words": policy_words(found.policy),
         "prewarm_form": PrewarmForm(initial=initial_of(found.policy)),
@@ -89,7 +109,6 @@ def weights_of_model(request: HttpRequest, model_id: UUID) -> HttpResponse:
         "events": history_of("model", model_id),
         **swarm_context(context["model"]),
     }
-    return render(request, "weights/page.html", context)
 
 
 @require_safe
@@ -166,12 +185,13 @@ def weights_prewarm(request: HttpRequest, model_id: UUID) -> HttpResponse:
         return _pause_prewarm(request, model, paused=request.POST["act"] == "pause")
     form = PrewarmForm(request.POST)
     if not form.is_valid():
-        return _wrong(request, model_id, form.errors.as_text())
+        return show_refused(request, model_id, prewarm_form=form)
     try:
         rules = form.rules(model.digest)
         set_prewarm(model_id, rules, actor=actor, now=now, reason=form.cleaned_data["reason"])
     except OpsError as error:
-        return _wrong(request, model_id, str(error))
+        note_refusal(form, error)
+        return show_refused(request, model_id, prewarm_form=form)
     messages.success(request, f"{model.name} is fetched ahead by these rules from now on.")
     return redirect("weights_of_model", model_id)
 
@@ -193,7 +213,7 @@ def weights_storage(request: HttpRequest, model_id: UUID) -> HttpResponse:
     """Say what replicas start from, and where nodes fetch it."""
     form = StorageForm(request.POST)
     if not form.is_valid():
-        return _wrong(request, model_id, form.errors.as_text())
+        return show_refused(request, model_id, storage_form=form)
     try:
         model = change_storage(
             model_id,
@@ -204,7 +224,8 @@ def weights_storage(request: HttpRequest, model_id: UUID) -> HttpResponse:
             reason=form.cleaned_data["reason"],
         )
     except OpsError as error:
-        return _wrong(request, model_id, str(error))
+        note_refusal(form, error)
+        return show_refused(request, model_id, storage_form=form)
     messages.success(request, f"Replicas of {model.name} start from {model.get_storage_display()}.")
     return redirect("weights_of_model", model_id)
 

@@ -10,6 +10,7 @@ WHOLE = "whole"
 SLICE = "slice"
 MOST_PERCENT = 100
 MOST_BYTES = 1 << 50
+"""Of memory; more than any machine has, and within what the database keeps."""
 _PROFILE = re.compile(r"(?:[1-9]c\.)?[1-9][0-9]?g\.[1-9][0-9]{0,3}gb(?:[+-][a-z0-9.]{1,12})?")
 _RESOURCE_PREFIX = "nvidia.com/mig-"
 """How Kubernetes names the same slices; people paste it."""

@@ -14,6 +14,7 @@ from django.db.models import Max, Q
 from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.lib.hints import ring, ring_all
+from exaserve_ops.serving.domain.accelerator_wish import MOST_BYTES
 from exaserve_ops.serving.models import Deployment, Model, Release, Replica
 from exaserve_ops.serving.services.options import check_engine, check_options, default_memory_bytes
 from exaserve_ops.serving.services.replicas import create_replicas, let_go_replica, subject_of
@@ -73,6 +74,8 @@ def _content_of(deployment: Deployment, wish: ReleaseWish) -> _Content:
     check_engine(engine)
     options = dict(deployment.engine_options if wish.engine_options is None else wish.engine_options)
     check_options(engine, options, deployment.accelerators_per_replica)
+    if not 0 <= wish.replica_memory_bytes <= MOST_BYTES:
+        raise InvalidInputError("replica_memory_bytes", f"give a whole number from 0 to {MOST_BYTES:,}")
     memory_bytes = wish.replica_memory_bytes or deployment.replica_memory_bytes
     if not wish.replica_memory_bytes and model.pk != deployment.model_id:
         # Enough for the old one may be too little for the new one, and the other way round is no harm.

@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from exaserve_ops.weights.domain.held import ABSENT, FAILED, READY
 
 MINUTES_OF_A_DAY = 24 * 60
+MOST_AT_ONCE = 4096
+"""Nodes; more than any fleet that one control plane has."""
+SLOWEST_BYTES_PER_SECOND = 1_000_000
+"""A slower cap would hold connections for longer than servers keep them."""
+FASTEST_BYTES_PER_SECOND = 10**15
+"""More than any network gives, and within what the database keeps."""
 
 
 @dataclass(frozen=True, slots=True)
