@@ -70,10 +70,10 @@ def test_form_asks_for_a_validation_and_says_what_is_wrong(operator: Client, wor
     assert "name = value" in wrong.content.decode()
     much = operator.post(address, form | {"reason": "x", "memory_mib": 2**30 + 1})
     assert "less than or equal to 1073741824" in much.context["form"].errors["memory_mib"][0]
-    made = operator.post(address, form | {"reason": "new weights", "engine_options": "seed = 3"})
+    made = operator.post(address, form | {"reason": "new weights", "engine_options": "max_num_seqs = 3"})
     validation = Validation.objects.get()
     assert made["Location"] == reverse("validation", args=[validation.pk])
-    assert validation.engine_options == {"torch": {"seed": 3}}
+    assert validation.engine_options == {"torch": {"max_num_seqs": 3}}
     twice = operator.post(address, form | {"reason": "again"})
     assert twice.status_code == 422
     assert "has not ended" in twice.content.decode()
