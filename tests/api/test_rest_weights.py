@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +100,25 @@ def test_a_model_that_has_no_manifest_says_what_to_do(operator: JsonClient, node
     answer = operator.post(f"/api/v1/models/{bare.pk}/weights", wish)
     assert answer.status_code == 409
     assert "register its folder again" in str(answer.json())
+
+
+@pytest.mark.parametrize("path", ["storage", "compiled"])
+def test_origins_at_addresses_that_mean_the_node_or_its_cloud_are_refused_however_they_are_written(
+    operator: JsonClient, address: str, settings: Any, tmp_path: Path, path: str
+) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "k.so").write_bytes(b"code")
+    wish: dict[str, Any] = {"storage": "node", "reason": "x"}
+    if path == "compiled":
+        wish = {"engine": "torch", "folder": str(tmp_path / "set"), "reason": "x"}
+    metadata = ("169.254.169.254", "[fd00:ec2::254]", "2852039166", "0xa9fea9fe")
+    loopback = ("127.0.0.1:1", "2130706433", "127.1", "0x7f.0.0.1", "localhost", "[::1]:80")
+    for local, refused in ((False, metadata + loopback), (True, metadata)):
+        settings.ENV = replace(settings.ENV, allow_local_addresses=local)
+        for host in refused:
+            place = {"kind": "http", "location": f"http://{host}/x"}
+            answer = operator.post(f"{address}/{path}", wish | {"origins": [place]})
+            assert answer.status_code == 400, host
+            assert "the node's own or its cloud's" in str(answer.json()), host
+    near = {"kind": "http", "location": "http://127.0.0.1:1/x"}
+    assert operator.post(f"{address}/{path}", wish | {"origins": [near]}).status_code in (200, 201)

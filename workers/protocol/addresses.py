@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 _HOST_NAME = re.compile(r"(?=.{1,253}$)(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+_OLD_IP = re.compile(r"(0[xX][0-9a-fA-F]+|[0-9]+)(\.(0[xX][0-9a-fA-F]+|[0-9]+)){0,3}\.?")
 _ZONE = re.compile(r"[A-Za-z0-9_.@-]{1,32}")
 _HIGHEST_PORT = 65_535
 _METADATA = frozenset(
@@ -94,17 +95,27 @@ def is_loopback(address: str) -> bool:
     return _local_scope(address, _parse_ip(address)) == "loopback"
 
 
-def is_reserved_for_host(ip: Ip) -> bool:
-    """Whether an address means the host that uses it, its cable, or the metadata service of its cloud."""
+def is_reserved_for_host(ip: Ip, *, allow_loopback: bool = False) -> bool:
+    """Whether an address means the host that uses it, its cable, or the metadata service of its cloud.
+
+    `allow_loopback`: the host itself is no fault; its cable and its cloud's service stay one.
+    """
     mapped = getattr(ip, "ipv4_mapped", None)
     ip = mapped if isinstance(mapped, ipaddress.IPv4Address) else ip
-    return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip in _METADATA
+    if ip.is_loopback:
+        return not allow_loopback
+    return ip.is_link_local or ip.is_unspecified or ip.is_multicast or ip in _METADATA
 
 
-def names_reserved_host(host: str) -> bool:
-    """The same of a host as somebody wrote it; a name that resolves there is found when it is used."""
-    ip = _parse_ip(host.strip("[]"))
-    return is_reserved_for_host(ip) if ip is not None else _local_scope(host, None) == "loopback"
+def names_reserved_host(host: str, *, allow_loopback: bool = False) -> bool:
+    """The same of a host as somebody wrote it; a name that resolves there is found when it is used.
+
+    Old ways to write an address are read as resolvers read them: `2130706433`, `127.1`, `0x7f.0.0.1`.
+    """
+    ip = _parse_ip(host.strip("[]")) or _parse_old_ip(host)
+    if ip is not None:
+        return is_reserved_for_host(ip, allow_loopback=allow_loopback)
+    return _local_scope(host, None) == "loopback" and not allow_loopback
 
 
 def _judge_scope(host: str, ip: Ip | None, *, peer: str, allow_local: bool) -> Verdict:
@@ -169,6 +180,25 @@ def _parse_ip(text: str) -> Ip | None:
         return None
     mapped = getattr(ip, "ipv4_mapped", None)
     return mapped if isinstance(mapped, ipaddress.IPv4Address) else ip
+
+
+def _parse_old_ip(text: str) -> Ip | None:
+    if not _OLD_IP.fullmatch(text):
+        return None
+    try:
+        numbers = [_old_number(part) for part in text.rstrip(".").split(".")]
+        *first, last = numbers
+        # The last number fills the bytes that are left: 127.1 is 127.0.0.1.
+        return ipaddress.IPv4Address(bytes(first) + last.to_bytes(4 - len(first), "big"))
+    except (ValueError, OverflowError):
+        return None
+
+
+def _old_number(text: str) -> int:
+    """Hexadecimal after `0x`, octal after `0`. Raises `ValueError`."""
+    if text[:2].lower() == "0x":
+        return int(text, 16)
+    return int(text, 8 if len(text) > 1 and text.startswith("0") else 10)
 
 
 def _port(text: str) -> int:

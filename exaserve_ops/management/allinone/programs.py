@@ -174,7 +174,8 @@ def agent_programs(site: FleetSite, shape: FleetShape) -> tuple[Program, ...]:
         environment = {
             "EXAOPS_AGENT_PORTS": f"{first}-{first + width - 1}",
             "EXAOPS_AGENT_MEMORY_BYTES": str(int(shape.memory_bytes * MEMORY_SHARE / shape.nodes)),
-            # As with the addresses of nodes: a hub or bucket to try things with is on this machine.
+            # As with the addresses of nodes: a hub or bucket to try things with is on this machine. The
+            # cloud's metadata service is not, and stays refused.
             "EXAOPS_AGENT_WEIGHTS_LOCAL_SOURCES": "true",
             "EXAOPS_AGENT_CPU_THREADS": str(max(1, shape.cpu_count // max(1, shape.replicas))),
         }

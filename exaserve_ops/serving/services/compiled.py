@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Protocol
 from uuid import UUID
 
+from django.conf import settings
 from django.db import transaction
 
 from exaserve_ops.audit.services import Subject, record_event
@@ -49,7 +50,7 @@ def register_compiled(
     """
     check_target(engine, hardware)
     for place in origins:
-        check_origin(place)
+        check_origin(place, allow_local=settings.ENV.allow_local_addresses)
     model = Model.objects.select_for_update().get(pk=model_id)
     if CompiledSet.objects.filter(digest=facts.revision).exclude(engine=engine).exists():
         raise ConflictError("these very files are registered for another engine")

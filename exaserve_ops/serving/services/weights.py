@@ -19,6 +19,7 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
+from django.conf import settings
 from django.db import transaction
 
 from exaserve_ops.audit.services import Subject, record_event
@@ -121,7 +122,7 @@ def change_storage(
     """
     model = Model.objects.select_for_update().get(pk=model_id)
     for place in origins or ():
-        check_origin(place)
+        check_origin(place, allow_local=settings.ENV.allow_local_addresses)
     if storage not in Model.Storage.values:
         raise InvalidInputError("storage", f"'{storage}' is none of {', '.join(Model.Storage.values)}")
     if storage != model.storage:

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import ssl
+
 import urllib3
+from urllib3.exceptions import (
+    HTTPError,
+    LocationValueError,
+    MaxRetryError,
+    NameResolutionError,
+    NewConnectionError,
+    ProtocolError,
+    ResponseError,
+    SSLError,
+    TimeoutError,  # noqa: A004 - of the HTTP library
+)
 
 from workers.weights.sources.port import BusyError, MissingFileError, RefusedError, SourceError
 
@@ -11,6 +25,17 @@ _REFUSED = frozenset({401, 403, 451})
 _BUSY = frozenset({429, 503})
 _USUAL_REST_SECONDS = 5.0
 _LONGEST_REST_SECONDS = 300.0
+
+_WORDS: tuple[tuple[type[Exception], str], ...] = (
+    (NameResolutionError, "no such name: this node's resolver knows no address of that host"),
+    (NewConnectionError, "no connection came about"),  # the library counts it among what timed out
+    (TimeoutError, "timed out: nothing came in time"),
+    (SSLError, "TLS failed: its certificate or its protocol is not accepted"),
+    (ProtocolError, "the server broke the connection off"),
+    (ResponseError, "the server redirects without end"),
+    (LocationValueError, "it leads to an address that is none"),
+)
+"""Faults of connections that need no errno to be told."""
 
 _HUB_WORDS = {
     "GatedRepo": "it is gated: have its owner let you in, and name a secret with a token of that account",
@@ -45,5 +70,11 @@ def busy_seconds(retry_after: str) -> float:
 
 
 def words(error: Exception) -> str:
-    """An error without the address, which a redirect may have given a signature."""
-    return type(error).__name__
+    """What went wrong, without the address, which a redirect may have given a signature."""
+    if isinstance(error, MaxRetryError) and error.reason is not None:
+        error = error.reason
+    cause = error.__cause__ if isinstance(error, HTTPError) else error
+    if isinstance(cause, OSError) and cause.errno and cause.errno > 0 and not isinstance(cause, ssl.SSLError):
+        return os.strerror(cause.errno).lower()
+    told = next((told for kind, told in _WORDS if isinstance(error, kind)), "")
+    return told or f"the connection failed ({type(error).__name__})"

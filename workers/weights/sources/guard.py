@@ -32,12 +32,22 @@ class ForbiddenPlaceError(Exception):
 
 class _GuardedConnection(HTTPConnection):
     def _new_conn(self) -> socket:
-        return _checked(super()._new_conn())
+        return _checked(super()._new_conn(), allow_loopback=False)
 
 
 class _GuardedTlsConnection(HTTPSConnection):
     def _new_conn(self) -> socket:
-        return _checked(super()._new_conn())
+        return _checked(super()._new_conn(), allow_loopback=False)
+
+
+class _LocalConnection(HTTPConnection):
+    def _new_conn(self) -> socket:
+        return _checked(super()._new_conn(), allow_loopback=True)
+
+
+class _LocalTlsConnection(HTTPSConnection):
+    def _new_conn(self) -> socket:
+        return _checked(super()._new_conn(), allow_loopback=True)
 
 
 class _GuardedPool(HTTPConnectionPool):
@@ -48,8 +58,19 @@ class _GuardedTlsPool(HTTPSConnectionPool):
     ConnectionCls = _GuardedTlsConnection
 
 
+class _LocalPool(HTTPConnectionPool):
+    ConnectionCls = _LocalConnection
+
+
+class _LocalTlsPool(HTTPSConnectionPool):
+    ConnectionCls = _LocalTlsConnection
+
+
 def pool_manager(*, redirects: int, allow_local: bool) -> urllib3.PoolManager:
-    """Connections of one source; they raise `ForbiddenPlaceError` unless `allow_local`."""
+    """Connections of one source; they raise `ForbiddenPlaceError`.
+
+    `allow_local`: the node itself may be asked; its cable and its cloud's metadata service never are.
+    """
     manager = urllib3.PoolManager(
         maxsize=_CONNECTIONS,
         block=False,
@@ -65,20 +86,26 @@ def pool_manager(*, redirects: int, allow_local: bool) -> urllib3.PoolManager:
             respect_retry_after_header=False,  # whoever fetches waits, and says so
         ),
     )
-    if not allow_local:
-        manager.pool_classes_by_scheme = {"http": _GuardedPool, "https": _GuardedTlsPool}
+    manager.pool_classes_by_scheme = (
+        {"http": _LocalPool, "https": _LocalTlsPool}
+        if allow_local
+        else {"http": _GuardedPool, "https": _GuardedTlsPool}
+    )
     return manager
 
 
-def _checked(connection: socket) -> socket:
+def _checked(connection: socket, *, allow_loopback: bool) -> socket:
     try:
         address = str(connection.getpeername()[0]).partition("%")[0]
     except OSError:
         return connection  # gone already: whoever uses it finds out
-    if is_reserved_for_host(ipaddress.ip_address(address)):
+    ip = ipaddress.ip_address(address)
+    if is_reserved_for_host(ip, allow_loopback=allow_loopback):
         connection.close()
         raise ForbiddenPlaceError(
-            f"it leads to {address}, which is the node's own or its cloud's; set weights_local_sources "
-            "in the agent's settings if weights are to come from there"
+            f"it leads to {address}, which is the node itself; set weights_local_sources in the agent's "
+            "settings if weights are to come from there"
+            if not is_reserved_for_host(ip, allow_loopback=True)
+            else f"it leads to {address}, of the node's cable or its cloud; weights never come from there"
         )
     return connection
