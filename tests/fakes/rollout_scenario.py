@@ -187,7 +187,9 @@ def judge_end(world: RolloutWorld, trouble: Trouble) -> None:
         expected = NEW if world.status == states.DONE else OLD
         if set(releases) != {expected}:
             rules.say(END_STATE, world, f"{world.status} with {dict(releases)}")
-        if world.bad and world.status == states.DONE and world.fleet.bad:
+        # That answers are slow or fail shows to those who ask, and a policy may want no answers.
+        is_hidden = trouble.lacking == NO_TRAFFIC and world.bad in {"error", "slow"}
+        if world.bad and world.status == states.DONE and world.fleet.bad and not is_hidden:
             rules.say(END_STATE, world, f"done with a release that is bad: {world.bad}")
         if not world.bad and world.status == states.ROLLED_BACK and not trouble.by_person:
             rules.say(END_STATE, world, f"a good release was turned back: {world.why}")
