@@ -327,7 +327,7 @@ def test_metrics_page_says_everything_that_the_port_asks_for(
     # Nothing lies below its blocks or beyond them, and none had to leave them yet; what it counts it counts.
     assert missing == {
         *("kv_evicted_idle_seconds", "kv_swaps", "external_query_tokens", "external_hit_tokens"),
-        *("prefix_hit_ratio", "generation_tokens_per_second"),
+        *("prefix_hit_ratio", "generation_tokens_per_second", "kv_cached_tokens"),
     }
     assert [(tier.name, tier.capacity_blocks) for tier in after.kv_tiers] == [("accelerator", 512)]
     assert after.notes == ()

@@ -18,6 +18,7 @@ class BreakingWire:
     """Break off behind the event that has so many with tokens before it; each number is for one answer."""
     port: int = 0
     _server: asyncio.Server | None = None
+    _serving: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def start(self) -> BreakingWire:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -25,22 +26,37 @@ class BreakingWire:
         return self
 
     async def stop(self) -> None:
+        """Take no more, and end what is open: a connection that outlives its loop is a leak."""
         if self._server is not None:
             self._server.close()
+        for task in tuple(self._serving):
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+        await asyncio.sleep(0)  # transports that were aborted close in the loop's next turn
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._serving.add(task)
+        try:
+            await self._relay(reader, writer)
+        finally:
+            self._serving.discard(task)
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             engine_reader, engine_writer = await asyncio.open_connection("127.0.0.1", self.engine_port)
         except OSError:
-            writer.transport.abort()
             return
         answer = bytearray()
         up = asyncio.ensure_future(_pump(reader, engine_writer, answer))
-        with contextlib.suppress(OSError):
-            await self._pass_on(engine_reader, writer, answer)
-        up.cancel()
-        writer.transport.abort()
-        engine_writer.transport.abort()
+        try:
+            with contextlib.suppress(OSError):
+                await self._pass_on(engine_reader, writer, answer)
+        finally:
+            up.cancel()
+            engine_writer.transport.abort()
 
     async def _pass_on(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seen: bytearray
