@@ -245,7 +245,14 @@ def _back(view: RolloutView, now: datetime) -> list[Action]:
     members = [
         s for s in new if s.domain in domains and (s.replaces not in still_there or s.replica_id in replaced)
     ]
-    return actions + (make_way(view, members, direction, now) if members else [])
+    actions += make_way(view, members, direction, now) if members else []
+    return actions or [Wait(_kept_for_now(view, new))]
+
+
+def _kept_for_now(view: RolloutView, new: Sequence[Seat]) -> str:
+    """Why replicas that are marked to go are still there: their deployment lacks others."""
+    names = ", ".join(seat.name for seat in new[:3])
+    return f"{names} go once others serve: {view.missing} of {view.wanted} replicas are missing"
 
 
 def _is_doubled(view: RolloutView, new: Sequence[Seat]) -> bool:
