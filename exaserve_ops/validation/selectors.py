@@ -29,8 +29,6 @@ from exaserve_ops.validation.domain.model_checks import ModelRecord
 from exaserve_ops.validation.models import Validation, ValidationCheck
 from workers.protocol import manifest as manifests
 
-GOLDEN_PARTS = ("tokens", "texts", "alternatives")
-
 
 def validations_with_model() -> QuerySet[Validation]:
     """All validations with what they validate."""
@@ -108,7 +106,6 @@ def model_record(model: Model) -> ModelRecord:
         vocabulary=int(model.architecture.get("vocabulary", 0)),
         kv_bytes_per_token=model.kv_bytes_per_token,
         kv_refusal=refusal,
-        digest=model.digest,
         files=tuple((path, size, sha256) for path, size, sha256 in files),
         manifest_files=listed,
         manifest_problem=problem,
@@ -129,7 +126,6 @@ def _manifest_files(model: Model) -> tuple[tuple[tuple[str, int, str], ...] | No
 def subject_of_check(validation: Validation, engine: str) -> Subject:
     """What the checks of one engine are about."""
     model, deployment = validation.model, validation.trial
-    options: dict[str, Any] = dict(validation.engine_options.get(engine, {}))
     plan = None
     if deployment is not None:
         rows = Replica.objects.filter(deployment=deployment, wanted=Replica.Wanted.RUN)
@@ -143,7 +139,6 @@ def subject_of_check(validation: Validation, engine: str) -> Subject:
         engine=engine,
         vocabulary=int(model.architecture.get("vocabulary", 0)),
         context_tokens=context,
-        options=options,
         forecast_tokens=forecast,
         may_borrow=engine == TORCH,
         most_at_once=validation.most_at_once,

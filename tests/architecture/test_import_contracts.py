@@ -17,7 +17,10 @@ LINTER = Path(sys.executable).with_name("lint-imports")
 
 PLANTS = {
     "Layers": ("exaserve_ops/lib/clock.py", "import exaserve_ops.serving.models"),
-    "Inside an app": ("exaserve_ops/serving/models.py", "import exaserve_ops.serving.services.replicas"),
+    "Inside an app": (
+        "exaserve_ops/serving/models/deployments.py",
+        "import exaserve_ops.serving.services.replicas",
+    ),
     "Domain code does no I/O": ("exaserve_ops/serving/domain/manifest.py", "import os"),
     "Agents know nothing of the control plane": ("workers/agent/home.py", "import exaserve_ops.lib.clock"),
     "Only the agent link speaks the agent protocol": (

@@ -158,7 +158,6 @@ RECORD = ModelRecord(
     vocabulary=1000,
     kv_bytes_per_token=2048,
     kv_refusal="",
-    digest="sha256:ab",
     files=(("config.json", 10, "aa"), ("model.safetensors", 100, "bb")),
     manifest_files=(("config.json", 10, "aa"), ("model.safetensors", 100, "bb")),
 )

@@ -122,7 +122,6 @@ class Subject:
     """Number of token ids."""
     context_tokens: int
     """Longest context that the engine takes, prompt and answer."""
-    options: Mapping[str, Any] = field(default_factory=dict)
     forecast_tokens: tuple[int, int] | None = None
     """Tokens of KV memory that were planned for it, at least and at most; `None`: nothing was planned."""
     may_borrow: bool = False

@@ -27,7 +27,6 @@ class ModelRecord:
     kv_bytes_per_token: int | None
     kv_refusal: str
     """Why what KV takes is not known; empty where it is."""
-    digest: str
     files: tuple[tuple[str, int, str], ...]
     """Path, bytes and SHA-256, by path."""
     manifest_files: tuple[tuple[str, int, str], ...] | None
