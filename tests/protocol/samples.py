@@ -42,7 +42,7 @@ from workers.protocol.weights import (
     WeightsState,
     WeightsWanted,
 )
-from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
+from workers.protocol.wish import GangMember, ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
 FOLDER = Path(__file__).with_name("golden")
 NODE_ID = "11111111-2222-4333-8444-555555555555"
@@ -69,8 +69,20 @@ _SPEC_1_0 = ReplicaSpec(
 )
 _SPEC_1_2 = msgspec.structs.replace(_SPEC_1_0, stall_seconds=45.0)
 _SPEC_1_4 = msgspec.structs.replace(_SPEC_1_2, mps=MpsLimits(thread_percent=25, memory_bytes=1 << 31))
-_SPEC = msgspec.structs.replace(
+_SPEC_1_5 = msgspec.structs.replace(
     _SPEC_1_4, model=msgspec.structs.replace(_MODEL, manifest_digest="sha256:" + "cd" * 32)
+)
+_SPEC = msgspec.structs.replace(
+    _SPEC_1_5,
+    member=GangMember(
+        number=1,
+        count=2,
+        epoch=3,
+        head_address="10.0.0.7:41000",
+        rendezvous="10.0.0.7:41001",
+        hosts=("10.0.0.7", "10.0.0.8"),
+        adapters=("mlx5_0", ""),
+    ),
 )
 _TELEMETRY = ReplicaTelemetry(
     window_seconds=10.0,
@@ -327,7 +339,7 @@ _SWARM = SwarmSeen(
 )
 _HOST_1_5 = _HEARTBEAT_1_5.host
 assert _HOST_1_5 is not None
-_HEARTBEAT = msgspec.structs.replace(
+_HEARTBEAT_1_6 = msgspec.structs.replace(
     _HEARTBEAT_1_5,
     host=msgspec.structs.replace(
         _HOST_1_5,
@@ -359,6 +371,10 @@ _HEARTBEAT = msgspec.structs.replace(
             ),
         ),
     ),
+)
+_HEARTBEAT = msgspec.structs.replace(
+    _HEARTBEAT_1_6,
+    replicas=(msgspec.structs.replace(_REPLICA_1_6, member_number=1, epoch=3, rendezvous="10.0.0.7:41001"),),
 )
 _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
@@ -511,13 +527,15 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.4-session_sent": _SESSION_SENT_1_4,
     "v1.4-heartbeat": _HEARTBEAT_1_4,
     "v1.5-heartbeat": _HEARTBEAT_1_5,
+    "v1.6-heartbeat": _HEARTBEAT_1_6,
+    "v1.5-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_5,)),
     "v1.4-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_4,)),
     "v1.5-apply_weights": _APPLY_WEIGHTS_1_5,
     "v1.2-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_2,)),
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
 _MINOR_OF_SAMPLE = {
-    "hello": 4, "heartbeat": 6, "end_process": 3, "set_kv_limits": 4, "apply_desired": 5, "move_session": 4,
+    "hello": 4, "heartbeat": 7, "end_process": 3, "set_kv_limits": 4, "apply_desired": 7, "move_session": 4,
     "let_session_go": 4, "session_sent": 5, "apply_weights": 6, "import_findings": 6,
 }  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""

@@ -191,6 +191,13 @@ class ReplicaObserved(Part, frozen=True, kw_only=True):
     """Really taken: of its cards all together, or of the machine's on a CPU. Since 1.4."""
     memory_wait: MemoryWait | None = None
     """What a launch that was promised its memory waits for. Since 1.6."""
+    member_number: int = 0
+    """Which part of a replica over several nodes this is; 0 also where one node runs all. Since 1.7, as all
+    below."""
+    epoch: int = 0
+    """Of the start that all the above is about, its last exit included; 0: one node runs all."""
+    rendezvous: str = ""
+    """`host:port` where the members of this epoch find each other: told by the head once it is leased."""
 
 
 class UnknownProcess(Part, frozen=True, kw_only=True):

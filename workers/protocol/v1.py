@@ -27,7 +27,7 @@ from workers.protocol.weights import WeightsReport, WeightsWanted
 from workers.protocol.wish import ReplicaSpec
 
 MAJOR = 1
-MINOR = 6
+MINOR = 7
 """1: accelerators tell where they sit and what slice they are; Hello has topology and probe notes.
 2: a replica has a stall limit; it may be seen stalled, or held up by processes on its memory.
 3: Hello has cards that are cut into slices, and links as they are now; unknown processes say whose
@@ -43,7 +43,8 @@ long unused what it evicted last was.
 versions of engines that are no part of this product; weights that a node cannot have say whether they
 themselves are at fault; a replica's load says more of what real engines tell, and
 a node more of its disks, interfaces and what its tasks wait for; a node takes in
-models from places of which there is no manifest yet, and tells what it found."""
+models from places of which there is no manifest yet, and tells what it found.
+7: a replica may be a member of one that several nodes run together, and says of which start."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""

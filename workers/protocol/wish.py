@@ -47,6 +47,26 @@ class MpsLimits(Part, frozen=True, kw_only=True):
     """Of each of its accelerators."""
 
 
+class GangMember(Part, frozen=True, kw_only=True):
+    """This node's part of a replica that several nodes run together. Since 1.7."""
+
+    number: int
+    """From 0, the head, which has the rendezvous and answers HTTP."""
+    count: int
+    """Of all members."""
+    epoch: int
+    """Which start of the whole this is, from 1. Each member is launched at most once for each."""
+    head_address: str = ""
+    """`host:port` where the head's HTTP answers; empty until its agent has told it for this epoch, and for
+    the head itself, as is `rendezvous`."""
+    rendezvous: str = ""
+    """`host:port` where the members find each other."""
+    hosts: tuple[str, ...] = ()
+    """Address of each member's node, by number."""
+    adapters: tuple[str, ...] = ()
+    """The network adapter next to each of its accelerators; `""` where that is not known."""
+
+
 class ReplicaSpec(Part, frozen=True, kw_only=True):
     """One replica as this node should run it."""
 
@@ -67,3 +87,5 @@ class ReplicaSpec(Part, frozen=True, kw_only=True):
     """Requests run and no token comes for so long: the attempt counts as crashed. 0: never."""
     mps: MpsLimits | None = None
     """It runs as a client of the node's MPS control daemon, within these limits. Since 1.4."""
+    member: GangMember | None = None
+    """`None`: this node runs the whole replica. Since 1.7."""
