@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import socketserver
+import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,18 +66,6 @@ class Pair:
         told = answer.json()
         return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
 
-    def is_sending(self, session: str) -> bool:
-        """Whether the source refuses another move, since one is under way."""
-        order = self.order(session_id=session)
-        body = {name: getattr(order, name) for name in ("session_id", "transfer_id", "target")}
-        answer = httpx.post(
-            f"http://{self.addresses['here']}/kv/moves",
-            json=body | {"key": order.transfer_key, "target": "http://127.0.0.1:1"},
-            headers={"Authorization": f"Bearer {self.key('here')}"},
-            timeout=PATIENCE_SECONDS,
-        )
-        return bool(answer.json()["error"]["code"] == "already_moving")
-
     def order(self, **changes: Any) -> v1.MoveSession:
         transfer_id = uuid.uuid4().bytes
         fields: dict[str, Any] = {
@@ -109,6 +100,63 @@ class Pair:
         result = wait_for(found, "the command is refused", seconds=PATIENCE_SECONDS)
         assert result.outcome == "refused"
         return result.reason
+
+
+class StoppingWire(socketserver.ThreadingTCPServer):
+    """A relay before an engine that holds a transfer in its middle until the relay is closed."""
+
+    daemon_threads = True
+    passes_bytes = 16_384
+    """More than an offer has, and less than the blocks that follow it."""
+
+    def __init__(self, engine: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Relay)
+        host, _, port = engine.rpartition(":")
+        self.engine = (host, int(port))
+        self.holds = threading.Event()
+        self.closing = threading.Event()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.server_address[1]}"
+
+    @classmethod
+    @contextmanager
+    def before(cls, engine: str) -> Iterator[StoppingWire]:
+        with cls(engine) as wire:
+            serving = threading.Thread(target=wire.serve_forever, args=(0.05,))
+            serving.start()
+            try:
+                yield wire
+            finally:
+                wire.closing.set()
+                wire.shutdown()
+                serving.join()
+
+
+class _Relay(socketserver.BaseRequestHandler):
+    server: StoppingWire
+
+    def handle(self) -> None:
+        with socket.create_connection(self.server.engine) as engine:
+            back = threading.Thread(target=_pass_on, args=(engine, self.request), daemon=True)
+            back.start()
+            passed = 0
+            while data := self.request.recv(4096):
+                if passed + len(data) > self.server.passes_bytes:
+                    self.server.holds.set()
+                    self.server.closing.wait()
+                    return  # and both ends see the connection break
+                engine.sendall(data)
+                passed += len(data)
+            engine.shutdown(socket.SHUT_WR)
+            back.join(PATIENCE_SECONDS)
+
+
+def _pass_on(source: socket.socket, to: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(4096):
+            to.sendall(data)
 
 
 @contextmanager
@@ -208,14 +256,15 @@ def test_engine_that_dies_while_sending_is_answered_for(apart: Pair, victim: str
 
 def test_agent_that_dies_while_sending_answers_nobody_and_the_session_is_whole(apart: Pair) -> None:
     said, _ = apart.turn("here", STORY)
-    order = apart.order(bytes_per_second=200_000.0)
-    apart.node.send(order)
-    wait_for(lambda: apart.is_sending("talk"), "the source sends", seconds=PATIENCE_SECONDS)
-    apart.node.signal(signal.SIGKILL)
-    apart.node.forget_reports()
-    apart.node.start()
-    for name in ("here", "there"):
-        apart.node.wait_state(name, ObservedState.READY, attempt=1, seconds=PATIENCE_SECONDS)
+    with StoppingWire.before(apart.addresses["there"]) as wire:
+        order = apart.order(target=f"http://{wire.address}")
+        apart.node.send(order)
+        assert wire.holds.wait(PATIENCE_SECONDS), "the source sends"
+        apart.node.signal(signal.SIGKILL)
+        apart.node.forget_reports()
+        apart.node.start()
+        for name in ("here", "there"):
+            apart.node.wait_state(name, ObservedState.READY, attempt=1, seconds=PATIENCE_SECONDS)
     text = STORY + said
     _, cached = apart.turn("here", text)
     assert cached > 100
