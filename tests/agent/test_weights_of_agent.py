@@ -115,7 +115,7 @@ def test_an_agent_that_is_killed_while_it_fetches_goes_on_and_nothing_is_launche
     with serving(server):
         wanted = weights.wanted(
             WeightsSource(kind="http", location=f"{server.address}/m"),
-            bytes_per_second=100_000.0,
+            bytes_per_second=40_000.0,  # 40 s for all of it: longer than an agent takes to start again
             priority=100,
         )
         node.wish(spec_of(weights, "r1"))
@@ -132,7 +132,7 @@ def test_an_agent_that_is_killed_while_it_fetches_goes_on_and_nothing_is_launche
         again = wait_held(node, weights, WeightsState.FETCHING)
         assert again.have_bytes >= 2 * PIECE
         tell(node, weights.wanted(*wanted.sources, priority=100), revision=2)
-        node.wait_state("r1", ObservedState.READY)
+        node.wait_state("r1", ObservedState.READY, seconds=60.0)
 
 
 def test_weights_that_cannot_be_had_keep_a_replica_waiting_with_the_reason(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -32,11 +35,17 @@ def in_flight(gateway: Gateway) -> int:
     return sum(slot.in_flight for slot in gateway.shared.fleet.slots())
 
 
-async def closed_port() -> int:
-    """A port where nothing listens."""
-    engine = await StubEngine(never).start()
-    await engine.stop()
-    return engine.port
+@pytest.fixture
+def closed_port() -> Iterator[Callable[[], int]]:
+    """Makes ports where nothing listens, and where nobody else can until the test is over."""
+    with contextlib.ExitStack() as held:
+
+        def take() -> int:
+            place = held.enter_context(socket.socket())
+            place.bind(("127.0.0.1", 0))
+            return int(place.getsockname()[1])
+
+        yield take
 
 
 @pytest.mark.parametrize("body", [{"model": "m"}, STREAM])
@@ -85,8 +94,10 @@ async def test_clients_that_leave_at_any_moment_leak_no_slot(world: World) -> No
     assert (await gateway.ask(STREAM)).complete
 
 
-async def test_refused_connection_is_retried_elsewhere_and_then_avoided(world: World) -> None:
-    world.put("r0", await closed_port(), node_id="n0")
+async def test_refused_connection_is_retried_elsewhere_and_then_avoided(
+    world: World, closed_port: Callable[[], int]
+) -> None:
+    world.put("r0", closed_port(), node_id="n0")
     await world.engine(replies(CHAT), node_id="n1")
     gateway = await world.gateway()
     answers = [await gateway.ask() for _ in range(20)]
@@ -119,9 +130,11 @@ async def test_kept_connection_that_was_closed_is_replaced_without_blame(world: 
     assert gateway.shared.counters.retries == 0
 
 
-async def test_attempts_are_bounded_when_nothing_can_be_reached(world: World) -> None:
+async def test_attempts_are_bounded_when_nothing_can_be_reached(
+    world: World, closed_port: Callable[[], int]
+) -> None:
     for number in range(5):
-        world.put(f"r{number}", await closed_port(), node_id=f"n{number}")
+        world.put(f"r{number}", closed_port(), node_id=f"n{number}")
     gateway = await world.gateway()
     reply = await gateway.ask()
     assert (reply.status, reply.code) == (503, "no_replica_reachable")
