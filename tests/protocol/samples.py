@@ -83,6 +83,7 @@ _SPEC = msgspec.structs.replace(
         hosts=("10.0.0.7", "10.0.0.8"),
         adapters=("mlx5_0", ""),
     ),
+    asleep=True,
 )
 _TELEMETRY = ReplicaTelemetry(
     window_seconds=10.0,
@@ -374,7 +375,17 @@ _HEARTBEAT_1_6 = msgspec.structs.replace(
 )
 _HEARTBEAT = msgspec.structs.replace(
     _HEARTBEAT_1_6,
-    replicas=(msgspec.structs.replace(_REPLICA_1_6, member_number=1, epoch=3, rendezvous="10.0.0.7:41001"),),
+    replicas=(
+        msgspec.structs.replace(
+            _REPLICA_1_6,
+            member_number=1,
+            epoch=3,
+            rendezvous="10.0.0.7:41001",
+            sleep_state="asleep",
+            sleep_note="no room",
+            woke_in_seconds=2.5,
+        ),
+    ),
 )
 _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)

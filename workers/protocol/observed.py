@@ -198,6 +198,12 @@ class ReplicaObserved(Part, frozen=True, kw_only=True):
     """Of the start that all the above is about, its last exit included; 0: one node runs all."""
     rendezvous: str = ""
     """`host:port` where the members of this epoch find each other: told by the head once it is leased."""
+    sleep_state: str = ""
+    """Empty: awake. Else one of `engines.sleeping`'s states; `ready` says only that it can be woken then."""
+    sleep_note: str = ""
+    """Why it is awake though it is to sleep."""
+    woke_in_seconds: float | None = None
+    """From the wish to answering, when it was woken last; `None`: this attempt was not."""
 
 
 class UnknownProcess(Part, frozen=True, kw_only=True):

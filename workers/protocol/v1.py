@@ -44,7 +44,8 @@ versions of engines that are no part of this product; weights that a node cannot
 themselves are at fault; a replica's load says more of what real engines tell, and
 a node more of its disks, interfaces and what its tasks wait for; a node takes in
 models from places of which there is no manifest yet, and tells what it found.
-7: a replica may be a member of one that several nodes run together, and says of which start."""
+7: a replica may be a member of one that several nodes run together, and says of which start; one that
+stands by may be put to sleep."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""

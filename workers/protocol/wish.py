@@ -89,3 +89,6 @@ class ReplicaSpec(Part, frozen=True, kw_only=True):
     """It runs as a client of the node's MPS control daemon, within these limits. Since 1.4."""
     member: GangMember | None = None
     """`None`: this node runs the whole replica. Since 1.7."""
+    asleep: bool = False
+    """Once ready and idle its engine gives its accelerators' memory back, and takes it again as soon as this
+    is false. Only with an engine and options that can (`engines.sleeping`). Since 1.7."""
