@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.launch_forms import FORMS, MODEL, VLLM_CPU, Form, context_for, context_of, launch_of
-from workers.engines.base import EngineInstall, EngineOptions, Launch, NodeRank
+from workers.engines.base import EngineInstall, EngineOptions, EngineRequest, Launch, NodeRank
+from workers.engines.endpoints import Endpoint, find_endpoint
 from workers.engines.foreign_launch import first_ports
 from workers.engines.registry import ENGINES
 from workers.engines.sglang.adapter import SglangAdapter
@@ -206,6 +207,23 @@ def test_control_paths_are_open_only_where_a_standby_is_to_sleep() -> None:
     assert VLLM.can_sleep(options)
     assert not VLLM.can_sleep({})
     assert SGLANG.can_sleep({"enable_memory_saver": True})
+
+
+def test_a_version_is_asked_only_on_paths_that_it_has() -> None:
+    old = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.7.3"))
+    assert not old.can_sleep({"enable_sleep_mode": True})
+    with pytest.raises(EngineOptionError, match="cannot be asked to sleep"):
+        old.sleep_request()
+    assert VLLM.sleep_request().path.startswith("/sleep?level=1")
+    # It refuses a request without a body.
+    assert SGLANG.wake_request() == EngineRequest("/resume_memory_occupation", "POST", b"{}")
+
+
+def test_an_endpoint_that_went_is_replaced_by_its_successor() -> None:
+    table = {"what": (Endpoint("/new", since=(2,)), Endpoint("/old", until=(2,)))}
+    found = [find_endpoint(table, "what", version) for version in ((1, 9), (2,), (3, 1), ())]
+    assert [request.path if request else "" for request in found] == ["/old", "/new", "/new", "/new"]
+    assert find_endpoint(table, "other", (1,)) is None
 
 
 def test_code_of_a_models_runs_where_the_operator_allows_it() -> None:

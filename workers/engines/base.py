@@ -111,10 +111,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """An HTTP request to an engine's control path, without a body."""
+    """An HTTP request to an engine's control path."""
 
     path: str
     method: str = "POST"
+    body: bytes = b""
+    """JSON; empty: it takes none."""
 
 
 @dataclass(frozen=True, slots=True)

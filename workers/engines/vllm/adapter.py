@@ -2,68 +2,27 @@
 
 from __future__ import annotations
 
-from workers.engines.base import (
-    EngineInstall,
-    EngineOptions,
-    EngineRequest,
-    EngineSample,
-    KvEventSource,
-    Launch,
-    LaunchContext,
-    PortBlock,
-)
-from workers.engines.foreign_launch import KV_EVENTS, KV_REPLAY, KV_TOPIC, first_ports
+from workers.engines.base import EngineInstall
+from workers.engines.foreign_adapter import ForeignAdapter, ForeignEngine
 from workers.engines.vllm import launch
+from workers.engines.vllm.endpoints import ENDPOINTS
 from workers.engines.vllm.metrics import parse_metrics
-from workers.protocol.engines.option import read_version, whole
 from workers.protocol.engines.vllm import VLLM
 
+ENGINE = ForeignEngine(
+    name=VLLM,
+    endpoints=ENDPOINTS,
+    check_options=launch.check_options,
+    port_blocks=launch.port_blocks,
+    build_launch=launch.build_launch,
+    parse_metrics=parse_metrics,
+    sleep_option="enable_sleep_mode",
+    copies_option="data_parallel_size",
+)
 
-class VllmAdapter:
+
+class VllmAdapter(ForeignAdapter):
     """Launches vLLM out of the environment that it was found in."""
 
-    name: str = VLLM
-    port_count: int = 1
-    health_path: str = "/health"
-    metrics_path: str = "/metrics"
-
     def __init__(self, install: EngineInstall) -> None:
-        self.install = install
-
-    def check_options(self, options: EngineOptions) -> None:
-        """Raise `EngineOptionError`, naming the option and what would be right."""
-        launch.check_options(options, read_version(self.install.version))
-
-    def port_blocks(self, options: EngineOptions) -> tuple[PortBlock, ...]:
-        """What to lease for an engine with these options; the first is for HTTP."""
-        return launch.port_blocks(options)
-
-    def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
-        """Return the process to start. Raises `EngineOptionError`."""
-        return launch.build_launch(options, context, self.install)
-
-    def parse_metrics(self, page: str) -> EngineSample:
-        """Read a metrics page. A bad line is dropped and noted; the rest is used."""
-        return parse_metrics(page)
-
-    def can_sleep(self, options: EngineOptions) -> bool:
-        """Where it was started for it."""
-        return bool(options.get("enable_sleep_mode"))
-
-    def sleep_request(self) -> EngineRequest:
-        """Weights go to host memory and KV is dropped, after what is open has ended."""
-        return EngineRequest("/sleep?level=1&mode=wait")
-
-    def wake_request(self) -> EngineRequest:
-        """Weights come back to where they were."""
-        return EngineRequest("/wake_up")
-
-    def kv_event_sources(self, options: EngineOptions, ports: tuple[int, ...]) -> tuple[KvEventSource, ...]:
-        """Where each data-parallel rank publishes: ports one after the other."""
-        if not options.get("kv_events"):
-            return ()
-        first = first_ports(launch.port_blocks(options), ports)
-        copies = range(whole(options, "data_parallel_size", 1))
-        return tuple(
-            KvEventSource(rank, first[KV_EVENTS] + rank, first[KV_REPLAY] + rank, KV_TOPIC) for rank in copies
-        )
+        super().__init__(ENGINE, install)

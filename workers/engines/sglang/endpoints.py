@@ -1,0 +1,13 @@
+"""Paths of SGLang's server that only some versions have (sglang/srt/entrypoints/http_server.py)."""
+
+from __future__ import annotations
+
+from workers.engines.endpoints import SLEEP, WAKE, Endpoint, EndpointTable
+
+_ALL_OF_IT = b"{}"
+"""Both insist on a body, and without tags in it they mean weights and KV."""
+
+ENDPOINTS: EndpointTable = {
+    SLEEP: (Endpoint("/release_memory_occupation", "POST", _ALL_OF_IT, since=(0, 4, 1)),),
+    WAKE: (Endpoint("/resume_memory_occupation", "POST", _ALL_OF_IT, since=(0, 4, 1)),),
+}
