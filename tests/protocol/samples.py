@@ -82,6 +82,7 @@ _SPEC = msgspec.structs.replace(
         rendezvous="10.0.0.7:41001",
         hosts=("10.0.0.7", "10.0.0.8"),
         adapters=("mlx5_0", ""),
+        key="xg-sample",
     ),
     asleep=True,
 )

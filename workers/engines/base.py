@@ -46,6 +46,8 @@ class NodeRank:
     master_host: str
     """Where rank 0 is met, as is `master_port`."""
     master_port: int
+    key: str = field(default="", repr=False)
+    """What ranks prove to one another that they belong together with; goes into the environment."""
 
 
 @dataclass(frozen=True, slots=True)

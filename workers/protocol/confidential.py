@@ -23,7 +23,7 @@ _FLAG = re.compile(rf"(--[\w-]{{0,40}}?{_NAME})(\s{{1,8}}){_VALUE}", re.IGNORECA
 _BEARER = re.compile(r"\b(bearer\s{1,8})[\w.~+/=-]{8,}", re.IGNORECASE)
 _IN_URL = re.compile(r"(://[^\s/:@]{0,200}:)[^\s/@]{1,400}@")
 _SHAPE = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[opsu]_[A-Za-z0-9]{20,}|(?:sk|xe|xj|xo|xr)-[\w-]{16,}|AKIA[0-9A-Z]{16}"
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[opsu]_[A-Za-z0-9]{20,}|(?:sk|xe|xg|xj|xo|xr)-[\w-]{16,}|AKIA[0-9A-Z]{16}"
     r"|eyJ[\w-]{8,2000}\.[\w-]{8,2000}\.[\w-]*)"
 )
 # All repetitions that may fail at their end are bounded: a line of an engine can be as long as a block.

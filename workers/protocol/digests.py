@@ -5,7 +5,8 @@ Keys form a tree, so that no secret has to be stored per node or sent per replic
     fleet secret ── node key (given to the node once, when it joins) ─┬─ report key, command key
                  │                                                    ├─ password in Redis
                  │                                                    └─ engine key of each attempt
-                 └── key of each swarm of weights (told to its nodes, for an hour or two)
+                 ├── key of each swarm of weights (told to its nodes, for an hour or two)
+                 └── key of each start of a replica over several nodes (told to its members)
 
 Whoever holds the fleet secret (controllers, gateway) can derive every key; a node can derive only
 its own. Raising a node's `key_epoch` revokes all of them at once.
@@ -56,6 +57,11 @@ def transfer_key(engine_key: str, transfer_id: bytes) -> bytes:
 def swarm_key(fleet_secret: bytes, manifest_digest: str, epoch: int) -> bytes:
     """32-byte key that nodes of one swarm sign requests for pieces with, for one epoch."""
     return _derive(fleet_secret, f"swarm:{manifest_digest}:{epoch}")
+
+
+def gang_key(fleet_secret: bytes, replica_id: str, epoch: int) -> str:
+    """What members of one start of a replica over several nodes know one another by."""
+    return "xg-" + _derive(fleet_secret, f"gang:{replica_id}:{epoch}").hex()[:48]
 
 
 def seal(key: bytes, node_id: str, body: bytes) -> bytes:

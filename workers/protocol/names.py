@@ -19,6 +19,9 @@ ENV_NODE = "EXAOPS_NODE_ID"
 ENV_ENGINE_API_KEY = "EXAOPS_ENGINE_API_KEY"
 """How an engine of ours learns the bearer token that it must demand; never on a command line."""
 
+ENV_GANG_KEY = "EXAOPS_GANG_KEY"
+"""How an engine of ours learns what members of a replica over several nodes know one another by."""
+
 
 def node_queue(node_id: str) -> str:
     """Celery queue of one node."""

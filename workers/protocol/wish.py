@@ -65,6 +65,9 @@ class GangMember(Part, frozen=True, kw_only=True):
     """Address of each member's node, by number."""
     adapters: tuple[str, ...] = ()
     """The network adapter next to each of its accelerators; `""` where that is not known."""
+    key: str = ""
+    """What members prove to one another to belong together by, from the fleet secret and for this epoch alone
+    (`digests.gang_key`). Engines that know no such proof do without."""
 
 
 class ReplicaSpec(Part, frozen=True, kw_only=True):
