@@ -55,7 +55,7 @@ class EngineOptionsForm(forms.Form):
         self, engine: str, data: QueryDict | None = None, initial: Mapping[str, Any] | None = None
     ) -> None:
         """Make the fields of an engine; none for one whose options are not known."""
-        super().__init__(data, prefix=PREFIX, initial={k: _shown(v) for k, v in (initial or {}).items()})
+        super().__init__(data, prefix=PREFIX, initial={k: shown(v) for k, v in (initial or {}).items()})
         self.table: EngineTable | None = TABLES.get(engine)
         self._groups: dict[str, str] = {}
         if self.table is None:
@@ -138,6 +138,6 @@ def _checked_by(option: EngineOption) -> Callable[[str], None]:
     return check
 
 
-def _shown(value: object) -> object:
-    """A value as the form's fields have it."""
+def shown(value: object) -> object:
+    """Return a value as the form's fields have it."""
     return str(value).lower() if isinstance(value, bool) else value

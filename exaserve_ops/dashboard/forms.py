@@ -25,7 +25,24 @@ MIB = 1 << 20
 MOST_MEMORY_MIB = MOST_BYTES // MIB
 
 
-class DeploymentForm(forms.Form):
+class EngineLines(forms.Form):
+    """A form with a field `engine_options` of lines, beside which stand the fields of typed options."""
+
+    def clean_engine_options(self) -> dict[str, Any]:
+        """Read lines of `name = value`."""
+        return read_options(self.cleaned_data["engine_options"])
+
+    def take_options(self, typed: dict[str, Any]) -> bool:
+        """Add options that have fields of their own; false, with an error, where lines say them, too."""
+        lines = self.cleaned_data["engine_options"]
+        twice = sorted(lines.keys() & typed.keys())
+        if twice:
+            self.add_error("engine_options", f"{', '.join(twice)}: said here and in a field below.")
+        self.cleaned_data["engine_options"] = {**lines, **typed}
+        return not twice
+
+
+class DeploymentForm(EngineLines):
     """A new deployment."""
 
     name = forms.CharField(max_length=60, validators=[validate_slug], help_text="Letters, digits, dashes.")
@@ -127,10 +144,6 @@ class DeploymentForm(forms.Form):
         accelerator: Any = self.fields["accelerator"]
         accelerator.choices = _accelerator_choices()
 
-    def clean_engine_options(self) -> dict[str, Any]:
-        """Read lines of `name = value`; whole numbers, numbers, true and false become such."""
-        return read_options(self.cleaned_data["engine_options"])
-
     @property
     def first_engine(self) -> str:
         """The engine that is chosen, or that stands first."""
@@ -141,15 +154,6 @@ class DeploymentForm(forms.Form):
         """Whether some node has it."""
         field: Any = self.fields["engine"]
         return engine in {name for name, _ in field.choices}
-
-    def take_options(self, typed: dict[str, Any]) -> bool:
-        """Add options that have fields of their own; false, with an error, where lines say them, too."""
-        lines = self.cleaned_data["engine_options"]
-        twice = sorted(lines.keys() & typed.keys())
-        if twice:
-            self.add_error("engine_options", f"{', '.join(twice)}: said here and in a field below.")
-        self.cleaned_data["engine_options"] = {**lines, **typed}
-        return not twice
 
 
 class ImportForm(forms.Form):

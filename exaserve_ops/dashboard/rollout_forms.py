@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django import forms
+from django.http import QueryDict
 
-from exaserve_ops.dashboard.forms import MIB, MOST_MEMORY_MIB, read_options
+from exaserve_ops.dashboard.engine_forms import EngineOptionsForm, shown
+from exaserve_ops.dashboard.forms import MIB, MOST_MEMORY_MIB, EngineLines
 from exaserve_ops.rollouts.domain.policy import DEFAULT, HALT, ROLL_BACK
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.releases import ReleaseWish
@@ -25,17 +28,20 @@ _PLAIN = (
     "second_approver",
 )
 """Fields that the policy calls the same."""
+_FORM_FIELDS = {"replica_memory_bytes": "memory_mib", "max_error_ratio": "max_error_percent"}
+"""What the form calls fields of a wish, where it asks in other units."""
 _PERCENT = 100.0
 
 
-class RolloutForm(forms.Form):
+class RolloutForm(EngineLines):
     """What a deployment is to run, and how it gets there."""
 
     model = forms.ModelChoiceField(Model.objects.all(), empty_label=None)
     engine_options = forms.CharField(
         required=False,
         widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
-        help_text="One “name = value” a line: all of them, as the new release is to have them.",
+        label="Other options",
+        help_text="One “name = value” a line, of options that have no field below.",
     )
     memory_mib = forms.IntegerField(
         min_value=0,
@@ -118,10 +124,6 @@ class RolloutForm(forms.Form):
         required=False, label="Second approver", help_text="Somebody else must agree before it begins."
     )
 
-    def clean_engine_options(self) -> dict[str, Any]:
-        """Read lines of `name = value`."""
-        return read_options(self.cleaned_data["engine_options"])
-
     def clean_growth(self) -> list[str]:
         """Read sizes, apart by commas."""
         return [size.strip() for size in self.cleaned_data["growth"].split(",") if size.strip()]
@@ -134,10 +136,42 @@ class RolloutForm(forms.Form):
         return [int(one) for one in found]
 
 
-def present_wish(deployment: Deployment) -> dict[str, Any]:
-    """What the form begins with: what the deployment runs."""
-    lines = [f"{name} = {_text(value)}" for name, value in deployment.engine_options.items()]
-    return {"model": deployment.model_id, "engine_options": "\n".join(lines)}
+@dataclass(frozen=True, slots=True)
+class RolloutForms:
+    """The form of a rollout with the typed options of the deployment's engine."""
+
+    wish: RolloutForm
+    options: EngineOptionsForm
+
+    @classmethod
+    def of(cls, deployment: Deployment, data: QueryDict | None) -> RolloutForms:
+        """What was sent, or what the deployment runs now, for somebody to change."""
+        typed = EngineOptionsForm(deployment.engine, data, initial=deployment.engine_options)
+        others = {k: v for k, v in deployment.engine_options.items() if k not in typed.fields}
+        lines = "\n".join(f"{name} = {shown(value)}" for name, value in others.items())
+        initial = {"model": deployment.model_id, "engine_options": lines}
+        return cls(RolloutForm(data, initial=initial), typed)
+
+    def is_valid(self) -> bool:
+        """Whether both are, and say nothing twice."""
+        return (
+            self.wish.is_valid() and self.options.is_valid() and self.wish.take_options(self.options.options)
+        )
+
+    @property
+    def has_errors(self) -> bool:
+        """Whether something is to be mended."""
+        return bool(self.wish.errors or self.options.errors)
+
+    def show_error(self, field: str, message: str) -> None:
+        """Put what a service says beside the field that it is about."""
+        option = field.removeprefix("engine_options.")
+        if option != field and option in self.options.fields:
+            self.options.add_error(option, message)
+            return
+        name = field.removeprefix("policy.").partition(".")[0]
+        name = _FORM_FIELDS.get(name, name)
+        self.wish.add_error(name if name in self.wish.fields else None, message)
 
 
 def wish_of(data: dict[str, Any]) -> ReleaseWish:
@@ -157,7 +191,3 @@ def policy_of(data: dict[str, Any]) -> dict[str, Any]:
         "approve_waves": data["approve_waves"],
         "max_error_ratio": data["max_error_percent"] / _PERCENT,
     }
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

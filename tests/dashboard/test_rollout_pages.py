@@ -84,9 +84,31 @@ def test_nothing_begins_before_its_plan_was_read(operator: Client, deployment: D
     )
 
 
+def test_form_begins_with_what_runs_and_its_fields_become_the_release(
+    operator: Client, deployment: Deployment
+) -> None:
+    deployment.engine = "torch"
+    deployment.engine_options = {"max_num_seqs": 5, "kv_pool": "private", "of_another_version": 3}
+    deployment.save()
+    address = reverse("rollout_new", args=[deployment.pk])
+    page = operator.get(address)
+    fields = {bound.name: bound.value() for group in page.context["options"].groups for bound in group.fields}
+    assert (fields["max_num_seqs"], fields["kv_pool"]) == (5, "private")
+    assert page.context["form"]["engine_options"].value() == "of_another_version = 3"
+    wish = FORM | {"model": str(deployment.model_id), "o-max_num_seqs": "7", "o-kv_pool": ""}
+    deployment.engine_options = {}
+    deployment.save()
+    plan = operator.post(address, wish).context["plan"]
+    operator.post(address, wish | {"step": "begin", "planned": plan.digest})
+    assert Rollout.objects.get().to_release.engine_options == {"max_num_seqs": 7}
+    twice = text_of(operator.post(address, wish | {"engine_options": "max_num_seqs = 8"}))
+    assert "max_num_seqs: said here and in a field below." in twice
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
+        ({"o-max_num_seqs": "0"}, "greater than or equal to 1"),
         ({"max_surge": "0", "max_unavailable": "0"}, "allow one of them"),
         ({"max_surge": "many"}, "a share such as 25%"),
         ({"engine_options": "seed"}, "is not “name = value”"),

@@ -15,7 +15,7 @@ from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import history_of
-from exaserve_ops.dashboard.rollout_forms import RolloutForm, policy_of, present_wish, wish_of
+from exaserve_ops.dashboard.rollout_forms import RolloutForms, policy_of, wish_of
 from exaserve_ops.dashboard.rollouts import (
     Seat,
     buttons_of,
@@ -44,8 +44,6 @@ from exaserve_ops.serving.models import Deployment, Replica
 CONFLICT = 409
 SHOWN_PLANNED_WAVES = 40
 SHOWN_RELEASES = 5
-_FORM_FIELDS = {"replica_memory_bytes": "memory_mib", "max_error_ratio": "max_error_percent"}
-"""What the form calls fields of a wish, where it asks in other units."""
 _ASKS = (PLANNED, PAUSED, HALTED)
 """Statuses that wait for a person."""
 
@@ -144,22 +142,24 @@ def rollout_act(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
 def rollout_new(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     """Show the form of a rollout, what it would do, and begin it when that is confirmed."""
     found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
-    form = RolloutForm(request.POST or None, initial=present_wish(found))
-    context: dict[str, Any] = {"title": f"Roll out {found.name}", "deployment": found, "form": form}
-    if request.method == "POST" and form.is_valid():
+    forms = RolloutForms.of(found, request.POST or None)
+    context: dict[str, Any] = {
+        "title": f"Roll out {found.name}",
+        "deployment": found,
+        "form": forms.wish,
+        "options": forms.options,
+    }
+    if request.method == "POST" and forms.is_valid():
         try:
-            made = _plan_or_begin(request, found, form.cleaned_data, context)
+            made = _plan_or_begin(request, found, forms.wish.cleaned_data, context)
         except InvalidInputError as error:
-            field = error.field.removeprefix("policy.").partition(".")[0]
-            field = _FORM_FIELDS.get(field, field)
-            form.add_error(field if field in form.fields else None, error.message)
+            forms.show_error(error.field, error.message)
         except OpsError as error:
-            form.add_error(None, str(error))
+            forms.wish.add_error(None, str(error))
         else:
             if made is not None:
                 return redirect("rollout", made.pk)
-    code = 422 if form.errors else 200
-    return render(request, "rollouts/new.html", context, status=code)
+    return render(request, "rollouts/new.html", context, status=422 if forms.has_errors else 200)
 
 
 def _plan_or_begin(
