@@ -22,7 +22,7 @@ from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.deployments import scale_deployment
 from exaserve_ops.serving.services.replicas import advance_replica, create_replicas, place_replica
 from tests.fakes.routes import all_routes
-from tests.fakes.world import NOW, make_deployment, make_model, make_user
+from tests.fakes.world import NOW, make_deployment, make_model, make_node, make_user
 
 pytestmark = pytest.mark.django_db
 
@@ -84,6 +84,8 @@ def test_lists_and_searches_open_and_run_no_inline_script(root: Client, node: No
 def test_scaling_in_the_admin_goes_through_the_service(root: Client, deployment: Deployment) -> None:
     address = f"/admin/serving/deployment/{deployment.pk}/change/"
     assert 'name="read_generation" value="1"' in text_of(root.get(address))
+    for name in ("n1", "n2"):
+        make_node(name)
     answer = root.post(address, change_form(deployment, replicas=7, nodes="n1 n2"))
     assert answer.status_code == 302, text_of(answer)
     deployment.refresh_from_db()

@@ -11,7 +11,7 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.services.deployments import advance_deployment
 from exaserve_ops.serving.services.replicas import create_replicas
-from tests.fakes.world import NOW, JsonClient, make_deployment, make_model
+from tests.fakes.world import NOW, JsonClient, make_deployment, make_model, make_node
 
 pytestmark = pytest.mark.django_db
 
@@ -25,6 +25,7 @@ def wish(**changes: object) -> dict[str, object]:
 
 
 def test_new_deployment_is_recorded_with_its_maker_and_an_etag(operator: JsonClient) -> None:
+    make_node("n1")
     answer = operator.post(
         "/api/v1/deployments", wish(nodes=["n1"], engine_options={"num_blocks": 4, "kv_pool": "private"})
     )
@@ -91,11 +92,20 @@ def test_tag_that_is_not_the_present_one_is_a_failed_precondition(
 def test_replicas_alone_need_no_generation_but_the_rest_does(
     operator: JsonClient, deployment: Deployment
 ) -> None:
+    make_node("a")
     assert operator.patch(url(deployment), {"replicas": 3}).status_code == 200
     assert operator.patch(url(deployment), {"drain_seconds": 5}).status_code == 428
     answer = operator.patch(url(deployment), {"drain_seconds": 5, "nodes": ["a"], "generation": 2})
     assert answer.status_code == 200, answer.json()
     assert (answer.json()["drain_seconds"], answer.json()["nodes"]) == (5, ["a"])
+
+
+def test_nodes_that_there_are_not_are_refused_by_name(operator: JsonClient, deployment: Deployment) -> None:
+    made = operator.post("/api/v1/deployments", wish(nodes=["n1", "n2"]))
+    changed = operator.patch(url(deployment), {"nodes": ["n3"], "generation": 1})
+    assert (made.status_code, changed.status_code) == (400, 400)
+    assert "no node is called 'n1', 'n2'" in made.content.decode()
+    assert "no node is called 'n3'" in changed.content.decode()
 
 
 def test_header_and_body_that_disagree_are_refused(operator: JsonClient, deployment: Deployment) -> None:

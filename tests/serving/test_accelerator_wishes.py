@@ -214,6 +214,7 @@ def test_change_is_checked_as_a_whole_and_shares_cannot_be_changed() -> None:
     update_deployment(deployment.pk, {"accelerator": "whole", "spill": False}, actor="test", now=NOW)
     deployment.refresh_from_db()
     assert deployment.placement == {"accelerator": "whole"}
+    make_node("n1")
     update_deployment(deployment.pk, {"nodes": ["n1"]}, actor="test", now=NOW)
     deployment.refresh_from_db()
     assert deployment.placement == {"accelerator": "whole", "nodes": ["n1"]}

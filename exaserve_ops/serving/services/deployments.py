@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -11,6 +11,7 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
@@ -99,6 +100,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
         _check_number(getattr(wish, name), name)
     check_engine(wish.engine)
     check_options(wish.engine, wish.engine_options, wish.accelerators_per_replica)
+    _check_nodes(wish.nodes)
     if not wish.is_trial:
         _check_served_name(wish.served_name or model.name, model)
     memory_bytes = wish.replica_memory_bytes or default_memory_bytes(model, wish.engine)
@@ -219,6 +221,7 @@ def _changed_placement(deployment: Deployment, changes: Mapping[str, Any]) -> di
     """Nodes and accelerators as they are asked for now. Raises `InvalidInputError`."""
     before = deployment.placement
     nodes = list(changes.get("nodes", before.get("nodes", ())))
+    _check_nodes(set(nodes) - set(before.get("nodes", ())))
     asked = {name: changes.get(name, before.get(name)) for name in _ASKED}
     if changes.get("spill") is False:
         asked["spill_reason"] = changes.get("spill_reason", "")  # closed: why it was open is history
@@ -314,6 +317,14 @@ def _check_generation(deployment: Deployment, expected: int | None) -> None:
             f"deployment '{deployment.name}' is at generation {deployment.generation}, not {expected}: "
             "somebody changed it meanwhile; read it again, then decide"
         )
+
+
+def _check_nodes(names: Collection[str]) -> None:
+    """Refuse names that no node has: replicas would wait for ever for what was a slip of the hand."""
+    known = set(Node.objects.filter(name__in=names).values_list("name", flat=True))
+    unknown = sorted(set(names) - known)
+    if unknown:
+        raise InvalidInputError("nodes", f"no node is called {', '.join(map(repr, unknown))}: join it first")
 
 
 def _check_number(value: object, name: str) -> None:
