@@ -203,7 +203,12 @@ def test_each_copy_of_a_replica_has_event_ports_of_its_own() -> None:
 def test_control_paths_are_open_only_where_a_standby_is_to_sleep() -> None:
     assert "VLLM_SERVER_DEV_MODE" not in VLLM.build_launch({}, context_for(VLLM)).env
     options = {"enable_sleep_mode": True}
-    assert VLLM.build_launch(options, context_for(VLLM, options)).env["VLLM_SERVER_DEV_MODE"] == "1"
+    on_card = replace(context_for(VLLM, options), accelerator_uuids=("GPU-0",), accelerator_kind="cuda")
+    launch = VLLM.build_launch(options, on_card)
+    assert launch.env["VLLM_SERVER_DEV_MODE"] == "1"
+    assert "--middleware=exaops_guard.RequireKey" in launch.argv, "these paths ask for the key"
+    with pytest.raises(EngineOptionError, match="cannot sleep on a CPU"):
+        VLLM.build_launch(options, context_for(VLLM, options))
     assert VLLM.can_sleep(options)
     assert not VLLM.can_sleep({})
     assert SGLANG.can_sleep({"enable_memory_saver": True})

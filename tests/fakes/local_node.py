@@ -10,9 +10,11 @@ from tests.fakes.tiny_adapter import TinyAdapter
 from workers.agent.attempts import AttemptRunner
 from workers.agent.config import AgentConfig
 from workers.agent.journal import Journal, Wish
+from workers.agent.memory_gate import HostMemory
 from workers.agent.model_files import ModelVerifier
 from workers.agent.reconcile import Reconciler
 from workers.agent.scraper import Scraper
+from workers.agent.sleep_sight import SleepSight
 from workers.agent.snapshot import Observer
 from workers.agent.stopping import stop_replicas
 from workers.agent.strays import StrayWatch
@@ -41,6 +43,8 @@ class LocalNode:
         chosen: EngineAdapter = adapter or TinyAdapter()
         self.adapters = {"tiny": chosen, chosen.name: chosen}
         self.policy = policy or Policy(stop_grace_seconds=0.5, crash_limit=3)
+        self.host_memory: HostMemory | None = None
+        """Unknown, unless a test says how much there is."""
         self._revision = 0
         self._runners: list[AttemptRunner] = []
         self.begin()
@@ -59,8 +63,9 @@ class LocalNode:
             adapters=self.adapters,
         )
         self._runners.append(self.runner)
+        self.sleep = SleepSight(self.runner.sleeps, self.adapters, lambda: self.host_memory)
         self.reconciler = Reconciler(
-            Observer(self.node_id, self.journal, self.scraper, verifier),
+            Observer(self.node_id, self.journal, self.scraper, verifier, sleep=self.sleep),
             self.runner,
             self.scraper,
             StrayWatch(self.node_id, 0.5),

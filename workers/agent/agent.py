@@ -35,6 +35,7 @@ from workers.agent.pulse import PulseThread
 from workers.agent.reconcile import ReconcileLoop, Reconciler
 from workers.agent.scraper import Scraper
 from workers.agent.session_moves import SessionMoves
+from workers.agent.sleep_sight import SleepSight
 from workers.agent.snapshot import Observer
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Policy
@@ -159,7 +160,13 @@ class Agent:
         runner.accelerators = self._hardware.survey.accelerators
         reconciler = Reconciler(
             Observer(
-                node_id, self._journal, self._scraper, verifier, self._held, memory_notes=self._memory.notes
+                node_id,
+                self._journal,
+                self._scraper,
+                verifier,
+                self._held,
+                memory_notes=self._memory.notes,
+                sleep=SleepSight(runner.sleeps, self._engines.adapters),
             ),
             runner,
             self._scraper,

@@ -29,6 +29,7 @@ from workers.agent.kv_pools import KvPoolKeeper
 from workers.agent.model_files import ModelMismatchError, ModelVerifier
 from workers.agent.ports import NoPortError, PortRange, choose_ports
 from workers.agent.processes import LaunchError, LaunchLabel
+from workers.agent.sleep_requests import EngineCall, SleepRequests
 from workers.agent.supervisor import (
     Action,
     BeginDrain,
@@ -37,6 +38,7 @@ from workers.agent.supervisor import (
     ForgetCrashes,
     Kill,
     Launch,
+    SetSleep,
     Terminate,
     launch_digest,
 )
@@ -47,6 +49,7 @@ from workers.probes.limits import read_limits, usable_cpu_count
 from workers.probes.mps import MpsProbe
 from workers.protocol import digests
 from workers.protocol.engines.kinds import EngineOptionError
+from workers.protocol.engines.sleeping import AWAKE, FALLING_ASLEEP, WAKING
 from workers.protocol.hardware import AcceleratorInfo
 from workers.protocol.wish import ReplicaSpec
 
@@ -73,6 +76,7 @@ class AttemptRunner:
         held: HeldMemory = lambda _spec: None,
     ) -> None:
         self._held = held
+        self.sleeps = SleepRequests()
         self._home = home
         self._identity = identity
         self._config = config
@@ -104,8 +108,7 @@ class AttemptRunner:
         logger.log(level, "%s: %s", type(action).__name__.lower(), action)
         match action:
             case CheckModel() | Launch():
-                if spec is not None:  # the plan makes these only for what is wished for
-                    self._begin(action, spec, now)
+                self._begin(action, spec, now)
             case BeginDrain():
                 self._journal.change_attempt(_key(action), drain_since=now)
             case Terminate():
@@ -116,8 +119,12 @@ class AttemptRunner:
                 self._close(action, attempt, now)
             case ForgetCrashes():
                 self._journal.forget_crashes(action.replica_id)
+            case SetSleep():
+                self._set_sleep(action, attempt, now)
 
-    def _begin(self, action: CheckModel | Launch, spec: ReplicaSpec, now: float) -> None:
+    def _begin(self, action: CheckModel | Launch, spec: ReplicaSpec | None, now: float) -> None:
+        if spec is None:
+            return  # the plan makes these only for what is wished for
         if isinstance(action, Launch):
             self._launch(action, spec, now)
         else:
@@ -280,6 +287,24 @@ class AttemptRunner:
         logger.warning("%s cannot be launched: %s", spec.replica_id, reason)
         self._journal.refuse(spec.replica_id, spec.generation, reason)
 
+    # -- sleep -----------------------------------------------------------------------------------
+    def _set_sleep(self, action: SetSleep, attempt: AttemptRow | None, now: float) -> None:
+        if attempt is None:
+            return
+        changes: dict[str, object] = {"sleep_state": action.state}
+        if action.restarts_clock:
+            changes["sleep_since"] = now
+        if action.note:
+            changes["sleep_note"] = action.note
+        if action.state == AWAKE and attempt.sleep_since is not None:
+            changes["woke_in"] = now - attempt.sleep_since
+        # Written down first: after a crash in between, the request is sent again.
+        self._journal.change_attempt(attempt.key, **changes)
+        request = _sleep_request(self._adapters.get(attempt.engine), action.state)
+        if request is not None:
+            place = (attempt.host, attempt.ports[0], self.api_key(*attempt.key))
+            self.sleeps.begin(attempt.key, action.state, EngineCall(*place, request, action.at_most_seconds))
+
     # -- end -------------------------------------------------------------------------------------
     def _terminate(self, action: Terminate, attempt: AttemptRow | None, now: float) -> None:
         # Written down first: after a crash in between, the grace period runs and SIGKILL follows.
@@ -334,6 +359,13 @@ class AttemptRunner:
         if child is not None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(_REAP_SECONDS)
+
+
+def _sleep_request(adapter: base.EngineAdapter | None, state: str) -> base.EngineRequest | None:
+    """What an engine is asked for so that it comes into a state; `None`: that takes no asking."""
+    if adapter is None or not isinstance(adapter, base.Sleeps):
+        return None
+    return {FALLING_ASLEEP: adapter.sleep_request(), WAKING: adapter.wake_request()}.get(state)
 
 
 def _port_counts(adapter: base.EngineAdapter, spec: ReplicaSpec) -> tuple[int, ...]:

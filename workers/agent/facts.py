@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from workers.protocol.engines.sleeping import AWAKE
 from workers.protocol.observed import MemoryWait, ObservedState
 from workers.protocol.wish import ReplicaSpec
 
@@ -38,6 +39,11 @@ class Policy:
     """What outlives SIGKILL for so long is told by pid: it holds what the next attempt needs."""
     starts_at_once: int = 4
     """Attempts that may be on their way to ready at the same time; 0: any number."""
+    idle_scrapes_to_sleep: int = 2
+    sleep_seconds: float = 120.0
+    """How long an engine may take to fall asleep."""
+    wake_seconds: float = 60.0
+    """From the wish for a sleeper to answer until it does; then it is started anew."""
 
     def backoff_seconds(self, crashes: int) -> float:
         """Pause after so many crashes in a row: doubles each time, up to the cap."""
@@ -78,6 +84,32 @@ class Ending(enum.Enum):
     """The agent died between writing the attempt down and starting it."""
 
 
+class RequestState(enum.Enum):
+    """How the request that puts an engine to sleep, or wakes it, goes."""
+
+    NONE = "none"
+    """This agent has sent none for the state that the attempt is in."""
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class SleepFacts:
+    """Whether an attempt sleeps. Of one that is awake only the hindrance counts."""
+
+    state: str = AWAKE
+    """One of `engines.sleeping`'s."""
+    since_seconds: float = 0.0
+    request: RequestState = RequestState.NONE
+    error: str = ""
+    """Why the request failed."""
+    answers_again: bool = False
+    """Health that was asked for after it had been woken was good."""
+    hindrance: str = ""
+    """Why it is not put to sleep; empty where it may be."""
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptFacts:
     """An open attempt, as journal, process table and probes show it."""
@@ -111,6 +143,9 @@ class AttemptFacts:
     """A token has come from this attempt."""
     stalled: bool = False
     """It is being ended because it stood still."""
+    sleep: SleepFacts = SleepFacts()
+    idle_in_a_row: int = 0
+    """The last scrapes in a row that saw no open request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +263,23 @@ class ForgetCrashes:
     why: str
 
 
-Action: TypeAlias = CheckModel | Launch | BeginDrain | Terminate | Kill | Close | ForgetCrashes
+@dataclass(frozen=True, slots=True)
+class SetSleep:
+    """Write down how an attempt sleeps, and ask its engine for it where that takes a request."""
+
+    replica_id: str
+    attempt: int
+    state: str
+    """One of `engines.sleeping`'s."""
+    why: str
+    note: str = ""
+    """Why it is not to be put to sleep again."""
+    at_most_seconds: float = 0.0
+    """How long the engine may take to answer."""
+    restarts_clock: bool = True
+
+
+Action: TypeAlias = CheckModel | Launch | BeginDrain | Terminate | Kill | Close | ForgetCrashes | SetSleep
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,12 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stop_reason: str = ""
     stop_blames_engine: bool = False
     stalled: bool = False
+    sleep_state: str = ""
+    """One of `engines.sleeping`'s."""
+    sleep_since: float | None = None
+    sleep_note: str = ""
+    """Why it is not to be put to sleep again."""
+    woke_in: float | None = None
 
     @property
     def leader(self) -> ProcessId | None:

@@ -13,6 +13,7 @@ from workers.agent.probing import ProbeState
 from workers.agent.snapshot import Snapshot
 from workers.agent.supervisor import Decision
 from workers.engines.windows import choose_span, measure_window
+from workers.protocol.engines.sleeping import AWAKE
 from workers.protocol.observed import ExitInfo, ObservedState, ReplicaObserved, ReplicaTelemetry
 
 _TAIL_SENT_SECONDS = 60.0
@@ -55,7 +56,19 @@ def _observe_one(snapshot: Snapshot, decision: Decision, now: float) -> ReplicaO
         start_took_seconds=_start_took(attempt, probe),
         active_requests=probe.active_requests,
         telemetry=_telemetry(probe, now),
+        sleep_state=attempt.sleep_state,
+        sleep_note=_sleep_note(snapshot, replica_id),
+        woke_in_seconds=attempt.woke_in,
     )
+
+
+def _sleep_note(snapshot: Snapshot, replica_id: str) -> str:
+    """Why a ready one is awake though it is to sleep."""
+    spec = snapshot.specs.get(replica_id)
+    attempt = next((f.attempt for f in snapshot.facts if f.replica_id == replica_id), None)
+    if spec is None or not spec.asleep or attempt is None or attempt.ready_at_seconds is None:
+        return ""
+    return attempt.sleep.hindrance if attempt.sleep.state == AWAKE else ""
 
 
 def _address(attempt: AttemptRow) -> str:

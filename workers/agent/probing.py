@@ -22,6 +22,8 @@ class Answer(enum.Enum):
     FOREIGN = "the port is answered by a process that is not this replica's"
     NOT_READY = "the engine says that it is not ready"
     READY = "ready"
+    ASLEEP = "asleep, and its metrics are answered"
+    """Health is not asked for: some engines compute a token for it."""
     TIMEOUT = "no answer in time"
     BROKEN = "connection broken"
 
@@ -34,6 +36,8 @@ class Outcome:
     detail: str = ""
     sample: EngineSample | None = None
     note: str = ""
+    asked_at_seconds: float | None = None
+    """When a good health was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class ProbeState:
     """When the last scrapes in a row that saw no open request were made."""
     progress: Progress = field(default_factory=Progress)
     """Whether it moves; looked at once it is ready."""
+    healthy_at_seconds: float | None = None
+    """When the health that was good last had been asked for."""
 
     @property
     def active_requests(self) -> int | None:
@@ -71,7 +77,7 @@ def advance(state: ProbeState, outcome: Outcome, *, now: float, window_seconds: 
 
     After it, three failures in a row are needed, and a timeout is none: a busy engine answers late.
     """
-    if outcome.answer is Answer.READY:
+    if outcome.answer in (Answer.READY, Answer.ASLEEP):
         state = _after_success(state, outcome, now, window_seconds)
         return replace(state, progress=look(state.progress, now=now, answered=True, sample=outcome.sample))
     text = f"health: {outcome.answer.value}" + (f" ({outcome.detail})" if outcome.detail else "")
@@ -108,6 +114,7 @@ def _after_success(state: ProbeState, outcome: Outcome, now: float, window_secon
         note=outcome.note,
         samples=samples,
         idle_times_seconds=idle,
+        healthy_at_seconds=outcome.asked_at_seconds or state.healthy_at_seconds,
     )
 
 

@@ -18,6 +18,7 @@ from workers.agent.snapshot import Observer, Snapshot
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Decision, Policy, plan
 from workers.engines.base import EngineAdapter, KvEventSource, PublishesKvEvents
+from workers.protocol.engines.sleeping import ASLEEP, FALLING_ASLEEP, WAKING
 from workers.protocol.observed import ReplicaObserved, UnknownProcess
 from workers.protocol.wish import ReplicaSpec, WantedState
 
@@ -81,6 +82,7 @@ class Reconciler:
             self._runner.kv_pools.tend(_wanted(snapshot), now=now)
             self._runner.holders.tend(_accelerators(snapshot), now=now)
         self._scraper.watch(self._targets(snapshot))
+        self._runner.sleeps.keep(row.key for row in snapshot.attempts.values())
         self._publish(snapshot, decisions, now)
         self._cut_logs(snapshot, now)
         return not self.last_error and any(decision.actions for decision in decisions)
@@ -129,6 +131,8 @@ class Reconciler:
                         api_key=self._runner.api_key(*row.key),
                         kv_sources=_kv_sources(adapter, snapshot.specs.get(row.replica_id), row),
                         log_file=Path(row.log_file),
+                        asks_health=row.sleep_state not in (FALLING_ASLEEP, ASLEEP),
+                        is_awaited=row.sleep_state == WAKING,
                         was_ready_at_seconds=row.ready_at,
                     )
                 )

@@ -56,6 +56,10 @@ class Target:
     """Where its engine publishes which KV blocks come and go."""
     log_file: Path | None = None
     """Where its engine says how much KV it has room for."""
+    asks_health: bool = True
+    """False while it sleeps."""
+    is_awaited: bool = False
+    """It wakes: whoever waits for it wants to know at once."""
     was_ready_at_seconds: float | None = None
     """Set for an attempt that was ready before this agent started: it still is until shown not."""
 
@@ -105,8 +109,11 @@ class Scraper:
             for key in self._watched.keys() - wanted.keys():
                 self._watched.pop(key).pool.close()
             fresh = wanted.keys() - self._watched.keys()
-            for key in fresh:
-                self._watched[key] = _begin(wanted[key])
+            for key, target in wanted.items():
+                if key in fresh:
+                    self._watched[key] = _begin(target)
+                else:
+                    self._watched[key].target = target
         if fresh:
             self._wake.set()
         self._kv.watch({key: target.kv_sources for key, target in wanted.items()})
@@ -129,7 +136,7 @@ class Scraper:
             due = [w for w in self._watched.values() if not w.in_flight and w.due_at <= now]
             for watched in due:
                 watched.in_flight = True
-                ready = watched.state.probe is Probe.READY
+                ready = watched.state.probe is Probe.READY and not watched.target.is_awaited
                 pause = _READY_INTERVAL_SECONDS if ready else _STARTING_INTERVAL_SECONDS
                 watched.due_at = now + pause
             return due
@@ -167,17 +174,35 @@ def _begin(target: Target) -> _Watched:
 
 def _ask(watched: _Watched) -> Outcome:
     """One round: is the port open and ours, is the engine ready, what do its metrics say."""
+    if (stranger := _own(watched)) is not None:
+        return stranger
+    if watched.target.asks_health:
+        return _ask_health(watched)
+    sample, note = _scrape(watched)
+    return Outcome(Answer.ASLEEP, sample=sample, note=note)
+
+
+def _own(watched: _Watched) -> Outcome | None:
+    """Make sure that the port is open and our engine's; else say what it is."""
     target = watched.target
+    # Of a sleeper the port is all that tells whether it lives.
+    looks = not watched.owned or not target.asks_health
+    if looks and not processes.is_answered(target.host, target.port):
+        watched.owned = False
+        return Outcome(Answer.CLOSED)
     if not watched.owned:
-        if not processes.is_answered(target.host, target.port):
-            return Outcome(Answer.CLOSED)
         # Before anything is sent: a stranger on the port must get neither the token nor our trust.
         group = processes.members(target.leader, target.label)
         if not processes.listens(group, target.port):
             return Outcome(Answer.FOREIGN, f"port {target.port}")
         watched.owned = True
+    return None
+
+
+def _ask_health(watched: _Watched) -> Outcome:
+    asked_at = time.monotonic()
     try:
-        health = _get(watched.pool, target.adapter.health_path)
+        health = _get(watched.pool, watched.target.adapter.health_path)
     except urllib3.exceptions.HTTPError as error:
         return _failed(watched, error)
     if not health.is_whole:
@@ -185,7 +210,7 @@ def _ask(watched: _Watched) -> Outcome:
     if health.status != _OK:
         return Outcome(Answer.NOT_READY, _told(health.status, health.body))
     sample, note = _scrape(watched)
-    return Outcome(Answer.READY, sample=sample, note=note)
+    return Outcome(Answer.READY, sample=sample, note=note, asked_at_seconds=asked_at)
 
 
 def _failed(watched: _Watched, error: urllib3.exceptions.HTTPError) -> Outcome:

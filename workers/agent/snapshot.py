@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from workers.agent import logs, processes
-from workers.agent.facts import AttemptFacts, HeldMemory, ModelCheck, Probe, ReplicaFacts
+from workers.agent.facts import (
+    AttemptFacts,
+    HeldMemory,
+    ModelCheck,
+    Probe,
+    ReplicaFacts,
+)
 from workers.agent.journal import AttemptRow, Journal, ReplicaRow, Wish
 from workers.agent.model_files import ModelVerifier
 from workers.agent.probing import ProbeState
 from workers.agent.processes import ExitRecord, LaunchLabel, ProcessId
 from workers.agent.scraper import Scraper
+from workers.agent.sleep_requests import SleepRequests
+from workers.agent.sleep_sight import SleepSight
 from workers.kv.hoards import AttemptKey
 from workers.protocol.wish import ReplicaSpec
 
@@ -50,8 +58,10 @@ class Observer:
         held: HeldMemory = lambda _spec: None,
         *,
         memory_notes: Mapping[str, str] = MappingProxyType({}),
+        sleep: SleepSight | None = None,
     ) -> None:
         """Look at one node. `memory_notes` fills as `held` is asked: see `ReplicaFacts.memory_note`."""
+        self._sleep = sleep or SleepSight(SleepRequests(), {})
         self._node_id = node_id
         self._held = held
         self._memory_notes = memory_notes
@@ -76,7 +86,10 @@ class Observer:
                     specs.get(replica_id),
                     None
                     if attempt is None
-                    else self._attempt_facts(attempt, probes[replica_id], hoarding(attempt.key)),
+                    else replace(
+                        self._attempt_facts(attempt, probes[replica_id], hoarding(attempt.key)),
+                        sleep=self._sleep.facts(attempt, specs.get(replica_id), probes[replica_id]),
+                    ),
                     strays.get(replica_id, ()),
                 )
             )
@@ -164,6 +177,7 @@ class Observer:
             still_text=_HOARDS if hoards else probe.progress.still_text,
             has_generated=hoards or probe.progress.has_generated,
             stalled=row.stalled,
+            idle_in_a_row=len(probe.idle_times_seconds),
         )
 
     def _living(self, row: AttemptRow, ended: ExitRecord | None) -> tuple[ProcessId, ...]:

@@ -29,9 +29,14 @@ from workers.agent.facts import (
     Policy,
     Probe,
     ReplicaFacts,
+    RequestState,
+    SetSleep,
+    SleepFacts,
     Terminate,
 )
+from workers.agent.sleep import follow_sleep
 from workers.agent.turns import take_turns
+from workers.protocol.engines.sleeping import AWAKE
 from workers.protocol.observed import ObservedState
 from workers.protocol.wish import ReplicaSpec, WantedState
 
@@ -50,6 +55,9 @@ __all__ = [
     "Policy",
     "Probe",
     "ReplicaFacts",
+    "RequestState",
+    "SetSleep",
+    "SleepFacts",
     "Terminate",
     "launch_digest",
     "merge_wish",
@@ -135,6 +143,12 @@ def _keep_running(
     if attempt.ready_at_seconds is None and late:
         why = f"not ready after {spec.start_seconds:g} s"
         return _terminate(facts, attempt, why, blames_engine=True)
+    # First: what sleeps is asked nothing, and neither its health nor its counters tell anything.
+    sleeping = (
+        follow_sleep(facts, attempt, spec, now, policy) if attempt.ready_at_seconds is not None else None
+    )
+    if sleeping is not None:
+        return sleeping
     if attempt.probe is Probe.DEAD:
         return _terminate(facts, attempt, f"dead: {attempt.probe_reason}", blames_engine=True)
     if _has_stalled(attempt, spec, policy):
@@ -187,6 +201,8 @@ def _drain(
     goal = "relaunch with the new wish" if spec.wanted is WantedState.RUN else "stop"
     if attempt.ready_at_seconds is None:
         return _terminate(facts, attempt, f"{goal}: never was ready, so nothing is open")
+    if attempt.sleep.state != AWAKE:
+        return _terminate(facts, attempt, f"{goal}: asleep, so nothing is open")
     if attempt.drain_since_seconds is None:
         begin = BeginDrain(facts.replica_id, attempt.attempt, f"drain, then {goal}")
         return Decision(facts.replica_id, ObservedState.DRAINING, begin.why, (begin,))

@@ -19,6 +19,7 @@ from workers.engines.endpoints import SLEEP, WAKE, EndpointTable, find_endpoint
 from workers.engines.foreign_launch import KV_EVENTS, KV_REPLAY, KV_TOPIC, first_ports
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import Version, read_version, whole
+from workers.protocol.engines.sleeping import can_sleep
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,6 @@ class ForeignEngine:
     port_blocks: Callable[[EngineOptions], tuple[PortBlock, ...]]
     build_launch: Callable[[EngineOptions, LaunchContext, EngineInstall], Launch]
     parse_metrics: Callable[[str], EngineSample]
-    sleep_option: str
-    """Name of the switch that it must be started with to be able to sleep."""
     copies_option: str
     """Name of the option that says how many copies of the model, each with a cache, are behind one port."""
 
@@ -69,7 +68,7 @@ class ForeignAdapter:
     def can_sleep(self, options: EngineOptions) -> bool:
         """Where it was started for it, and its version can be asked to."""
         found = [find_endpoint(self._engine.endpoints, what, self._version) for what in (SLEEP, WAKE)]
-        return bool(options.get(self._engine.sleep_option)) and None not in found
+        return can_sleep(self.name, options) and None not in found
 
     def sleep_request(self) -> EngineRequest:
         """Weights leave the card for host memory, and KV is dropped. Raises `EngineOptionError`."""

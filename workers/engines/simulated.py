@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from workers.engines.base import EngineOptions, EngineSample, Launch, LaunchContext
+from workers.engines.base import EngineOptions, EngineRequest, EngineSample, Launch, LaunchContext
 from workers.engines.own_launch import own_launch, parse_own_metrics
 from workers.protocol.engines.option import option_arguments
 from workers.protocol.engines.own import SIMULATED_TABLE
+from workers.protocol.engines.sleeping import can_sleep
 
 
 class SimulatedAdapter:
@@ -24,6 +25,18 @@ class SimulatedAdapter:
         """Return the process to start. Raises `EngineOptionError`."""
         arguments = option_arguments(SIMULATED_TABLE, options)
         return own_launch("workers.engines.simulated_engine", context, arguments)
+
+    def can_sleep(self, options: EngineOptions) -> bool:
+        """Where it was started for it."""
+        return can_sleep(self.name, options)
+
+    def sleep_request(self) -> EngineRequest:
+        """It answers nothing any more; there is no memory to give back."""
+        return EngineRequest("/sleep")
+
+    def wake_request(self) -> EngineRequest:
+        """It answers again."""
+        return EngineRequest("/wake_up")
 
     def parse_metrics(self, page: str) -> EngineSample:
         """Read a metrics page. A bad line is dropped and noted; the rest is used."""

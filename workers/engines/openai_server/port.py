@@ -13,7 +13,7 @@ from workers.kv.neighbour import LentBlock
 from workers.kv.tiers.sessions import SessionRow
 from workers.kv.transfer import Block, Ticket
 
-Status = Literal["loading", "ready", "failed"]
+Status = Literal["loading", "ready", "asleep", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,24 @@ class GenerationTask:
     seed draws and what a stop string began with goes on from there."""
     session_id: str = ""
     """Names the conversation that the request is a turn of; empty: none."""
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """An engine that can be put to sleep while it stands by, if it was started for that."""
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether it was."""
+        ...
+
+    async def sleep(self) -> None:
+        """Let go of memory and answer nothing. Asked again, nothing changes."""
+        ...
+
+    async def wake(self) -> None:
+        """Answer again; asked of one that is awake, nothing changes. Raises `ApiError`."""
+        ...
 
 
 @runtime_checkable

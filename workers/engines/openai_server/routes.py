@@ -27,7 +27,13 @@ from workers.engines.openai_server.errors import (
 )
 from workers.engines.openai_server.generation import GenerationResponse, OpenGenerations
 from workers.engines.openai_server.metrics import EngineMetrics
-from workers.engines.openai_server.port import GenerationTask, SessionKeeper, SessionMover, TextEngine
+from workers.engines.openai_server.port import (
+    GenerationTask,
+    SessionKeeper,
+    SessionMover,
+    Sleeper,
+    TextEngine,
+)
 from workers.engines.openai_server.replies import ReplyShape, unix_seconds
 from workers.engines.openai_server.replies import Route as RouteName
 from workers.engines.openai_server.schema import (
@@ -77,6 +83,8 @@ class Api:
         moves: list[Route] = []
         if isinstance(self._engine, SessionMover):
             moves = SessionMoveApi(self._engine, self._api_key, self.refuse_unless_ready).routes()
+        if isinstance(self._engine, Sleeper) and self._engine.can_sleep:
+            moves += sleep_routes(self._engine)
         return [
             *moves,
             Route(HEALTH_PATH, self.health, methods=["GET"]),
@@ -251,6 +259,20 @@ class Api:
             raise bad_request("The prompt must have at least one token.", param=param)
         if min(prompt) < 0 or max(prompt) >= self._engine.vocabulary_size:
             raise bad_request(f"Token ids must be from 0 to {self._engine.vocabulary_size - 1}.", param=param)
+
+
+def sleep_routes(engine: Sleeper) -> list[Route]:
+    """Control paths of an engine that can sleep; they ask for the key as all do."""
+
+    async def sleep(_request: Request) -> Response:
+        await engine.sleep()
+        return Response(b"{}", media_type="application/json")
+
+    async def wake(_request: Request) -> Response:
+        await engine.wake()
+        return Response(b"{}", media_type="application/json")
+
+    return [Route("/sleep", sleep, methods=["POST"]), Route("/wake_up", wake, methods=["POST"])]
 
 
 class _RequireKey:

@@ -16,7 +16,6 @@ ENGINE = ForeignEngine(
     port_blocks=launch.port_blocks,
     build_launch=launch.build_launch,
     parse_metrics=parse_metrics,
-    sleep_option="enable_memory_saver",
     copies_option="dp_size",
 )
 

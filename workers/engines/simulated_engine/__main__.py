@@ -34,9 +34,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-num-seqs", type=int, default=64)
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--enable-sleep-mode", action="store_true")
+    parser.add_argument("--wake-seconds", type=float, default=0.0)
     faults = parser.add_argument_group("faults")
     faults.add_argument("--fail-after", type=int, help="the model loop dies after N requests")
     faults.add_argument("--fail-loading", action="store_true")
+    faults.add_argument("--fail-waking", action="store_true")
     faults.add_argument("--exit-after-seconds", type=float, help="the process exits by itself")
     faults.add_argument("--exit-code", type=int, default=1)
     faults.add_argument("--hang-after-seconds", type=float, help="no route answers any more")
@@ -63,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         seed=arguments.seed,
         fail_after=arguments.fail_after,
         fail_loading=arguments.fail_loading,
+        wake_seconds=arguments.wake_seconds if arguments.enable_sleep_mode else None,
+        fail_waking=arguments.fail_waking,
     )
     if arguments.exit_after_seconds is not None:
         _exit_later(arguments.exit_after_seconds, arguments.exit_code)

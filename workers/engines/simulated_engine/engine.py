@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.engines.kv_blocks import BlockAllocator
-from workers.engines.openai_server.errors import bad_request
+from workers.engines.openai_server.errors import ApiError, bad_request
 from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.openai_server.port import ChatMessage, GenerationTask, Readiness
 from workers.engines.openai_server.stop_strings import TextEnd, text_end
@@ -48,6 +48,9 @@ class SimulationSettings:
     fail_after: int | None = None
     """The model loop dies when it takes up the request after this many."""
     fail_loading: bool = False
+    wake_seconds: float | None = None
+    """How long it seems to wake; `None`: it cannot sleep."""
+    fail_waking: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -100,6 +103,25 @@ class SimulatedEngine:
     def readiness(self) -> Readiness:
         """Loading, ready, or failed."""
         return self._status
+
+    @property
+    def can_sleep(self) -> bool:
+        """Whether it was started for it."""
+        return self._settings.wake_seconds is not None
+
+    async def sleep(self) -> None:
+        """Answer nothing any more. Asked again, nothing changes."""
+        if self._status.status == "ready":
+            self._status = Readiness("asleep")
+
+    async def wake(self) -> None:
+        """Answer again, after a while. Raises `ApiError` where the settings say that this fails."""
+        if self._status.status != "asleep":
+            return
+        await asyncio.sleep(self._settings.wake_seconds or 0.0)
+        if self._settings.fail_waking:
+            raise ApiError(500, "It does not wake, as the settings asked for.", code="internal")
+        self._status = Readiness("ready")
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Tokens of a conversation. Raises `ApiError` (400) for an unknown role."""

@@ -24,6 +24,8 @@ from workers.protocol.engines.option import Version, option_arguments, read_vers
 from workers.protocol.engines.vllm import NIXL_CONNECTORS, TABLE, parallel_words, ranks
 
 ENTRY = Path(__file__).with_name("entry.py")
+GUARD = "exaops_guard.RequireKey"
+"""What `entry.py` has asked for the key on every path but health."""
 INTERNAL, DATA_PARALLEL, NIXL = "internal", "data parallel", "nixl"
 _INTERNAL_PORTS = 8
 """vLLM walks upwards from `VLLM_PORT` for its executors and message queues."""
@@ -81,6 +83,7 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
         f"--port={ports[HTTP]}",
         # Else no answer says how much of its prompt was in cache, which sessions and validations ask for.
         "--enable-prompt-tokens-details",
+        f"--middleware={GUARD}",
         *_rank_arguments(context),
         *_parallel_arguments(context, ports),
         *option_arguments(TABLE, options, version),
@@ -117,6 +120,10 @@ def _cpu_arguments(options: EngineOptions, context: LaunchContext, version: Vers
     """On processors its share would be of all the machine's memory: it is told its KV memory instead."""
     if context.accelerator_kind != "cpu":
         return []
+    if options.get("enable_sleep_mode"):
+        raise EngineOptionError(
+            "vLLM cannot sleep on a CPU: leave enable_sleep_mode out", "enable_sleep_mode"
+        )
     block = whole(options, "block_size", _CPU_BLOCK_TOKENS)
     if block % _CPU_BLOCK_TOKENS:
         raise EngineOptionError(

@@ -106,6 +106,15 @@ _SIMULATED = (
     EngineOption("max_model_len", IntegerOption(16, 10_000_000), "length", "Longest context.", "4,096"),
     EngineOption("max_num_seqs", IntegerOption(1, 4096), "length", "Most requests at once.", "64"),
     EngineOption(
+        "enable_sleep_mode",
+        SwitchOption(),
+        "memory",
+        "Let a standby pretend to give memory back until it is needed.",
+        "off",
+    ),
+    EngineOption("wake_seconds", _SECONDS, "pace", "How long it seems to wake; it sleeps at once.", "0"),
+    EngineOption("fail_waking", SwitchOption(), "faults", "Waking it fails.", "off"),
+    EngineOption(
         "fail_after",
         IntegerOption(0, 1_000_000_000),
         "faults",

@@ -160,8 +160,7 @@ _MEMORY = (
         "enable_sleep_mode",
         SwitchOption(),
         "memory",
-        "Let a standby give its card's memory back until it is needed. Opens control paths that ask for no"
-        " key on the replica's port: only in a network of your own.",
+        "Let a standby give its card's memory back until it is needed. Not on processors.",
         "off",
     ),
 )
