@@ -150,6 +150,35 @@ def test_ranks_of_four_nodes_with_eight_cards_each_meet_at_one_place() -> None:
         assert found["--max-model-len"] == "1000000"
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "simulated", "torch"])
+def test_ranks_talk_by_the_interface_and_adapters_of_their_node(engine: str) -> None:
+    options = {"vllm": {"tensor_parallel_size": 2}, "sglang": {"tp_size": 2}}.get(engine, {})
+    adapter = {"vllm": VLLM, "sglang": SGLANG}.get(engine) or ENGINES[engine]
+    context = context_for({"sglang": SGLANG}.get(engine, VLLM), options)
+    rank = NodeRank(0, 2, "10.0.0.1", 45_000, interface="eth1", adapters=("mlx5_0", "mlx5_3"))
+    environment = adapter.build_launch(options, replace(context, rank=rank)).env
+    assert environment["NCCL_SOCKET_IFNAME"] == "=eth1"
+    assert environment["GLOO_SOCKET_IFNAME"] == "eth1"
+    assert environment["NCCL_IB_HCA"] == "=mlx5_0,mlx5_3"
+    unknown = replace(context, rank=replace(rank, interface="", adapters=()))
+    environment = dict(adapter.build_launch(options, unknown).env)
+    assert not [name for name in environment if name.startswith(("NCCL_", "GLOO_"))]
+
+
+def test_a_deployment_may_say_better_by_which_way_its_ranks_talk() -> None:
+    rank = NodeRank(0, 2, "10.0.0.1", 45_000, interface="eth1")
+    options = {"tensor_parallel_size": 2, "environment": "NCCL_SOCKET_IFNAME=ib0"}
+    found = VLLM.build_launch(options, replace(context_for(VLLM, options), rank=rank)).env
+    assert (found["NCCL_SOCKET_IFNAME"], found["GLOO_SOCKET_IFNAME"]) == ("ib0", "eth1")
+
+
+def test_copies_on_several_nodes_are_refused_rather_than_launched_wrongly() -> None:
+    options = {"data_parallel_size": 2}
+    context = replace(context_for(VLLM, options), rank=NodeRank(0, 2, "10.0.0.1", 45_000))
+    with pytest.raises(EngineOptionError, match="have more replicas"):
+        VLLM.build_launch(options, context)
+
+
 def test_ranks_that_nodes_cannot_share_evenly_are_refused() -> None:
     options = {"tensor_parallel_size": 3}
     context = replace(context_for(VLLM, options), rank=NodeRank(0, 2, "10.0.0.1", 45_000))

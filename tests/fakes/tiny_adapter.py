@@ -31,6 +31,9 @@ class TinyAdapter:
     def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
         self.check_options(options)
         settings = [f"{key}={value}" for key, value in options.items() if key != "port"]
+        if context.rank is not None:
+            rank = context.rank
+            settings += [f"rank={rank.rank}", f"nodes={rank.nodes}", f"meet={rank.master_port}"]
         port = options.get("port", context.ports[0])
         arguments = (context.host, str(port), *settings)
         env = {names.ENV_ENGINE_API_KEY: context.api_key, "TINY_RUNTIME": str(context.runtime_dir)}

@@ -8,14 +8,19 @@ in a session of its own), `load_seconds=X`, `running=N` (open requests in /metri
 `slow_file=PATH` (while it exists /health takes `health_seconds=X`), `close_file=PATH` (once it exists:
 remove it, close the port and live on), `cards=FOLDER` with `vram_mib=N` (take so much of the card that it
 sees, see `tests.fakes.cards`, or end for want of it).
+
+`rank=N nodes=M meet=PORT`: a member of several, which meet on this host. Rank 0 is ready once all have come;
+each ends when another is gone, unless `stays=1`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +29,8 @@ from pathlib import Path
 
 STARTED = time.monotonic()
 CLOSED = threading.Event()
+MET: list[socket.socket] = []
+"""Members that have come to rank 0."""
 
 
 def options(arguments: list[str]) -> dict[str, str]:
@@ -44,12 +51,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self._answer(200, json.dumps(prepared.NOTES if prepared else []))
         elif self.path == "/metrics":
             self._answer(200, f"running {self._running()}\n{self._tokens()}")
-        elif time.monotonic() - STARTED < float(self.settings.get("load_seconds", "0")):
+        elif not self._may_be_ready():
             self._answer(503, "loading")
         else:
             if Path(self.settings.get("slow_file", "/none")).exists():
                 time.sleep(float(self.settings["health_seconds"]))
             self._answer(200, "ok")
+
+    def _may_be_ready(self) -> bool:
+        loaded = time.monotonic() - STARTED >= float(self.settings.get("load_seconds", "0"))
+        return loaded and len(MET) >= int(self.settings.get("nodes", "1")) - 1
 
     def _tokens(self) -> str:
         file, rate = self.settings.get("tokens_file"), self.settings.get("tokens_per_second")
@@ -101,7 +112,13 @@ def main() -> int:
     if "cards" in settings and not took_memory(settings):
         say("torch.OutOfMemoryError: CUDA out of memory")
         return 1
-    server = http.server.ThreadingHTTPServer((host, int(port)), Handler)
+    return follow(host, settings) if int(settings.get("rank", "0")) else serve(host, int(port), settings)
+
+
+def serve(host: str, port: int, settings: dict[str, str]) -> int:
+    if "meet" in settings:
+        threading.Thread(target=meet, args=(host, settings), daemon=True).start()
+    server = http.server.ThreadingHTTPServer((host, port), Handler)
     say("serving")
     if "close_file" in settings:
         arguments = (Path(settings["close_file"]), server)
@@ -110,6 +127,35 @@ def main() -> int:
     if server.socket.fileno() == -1:
         signal.pause()  # closed on purpose: the process lives in vain
     return 0
+
+
+def meet(host: str, settings: dict[str, str]) -> None:
+    listener = socket.create_server((host, int(settings["meet"])))
+    while True:
+        member, _ = listener.accept()
+        MET.append(member)
+        threading.Thread(target=hold, args=(member, settings), daemon=True).start()
+
+
+def follow(host: str, settings: dict[str, str]) -> int:
+    while True:
+        try:
+            head = socket.create_connection((host, int(settings["meet"])))
+            break
+        except OSError:
+            time.sleep(0.05)
+    hold(head, settings)
+    return 1
+
+
+def hold(other: socket.socket, settings: dict[str, str]) -> None:
+    """Live until the other is gone, and then no longer, unless told to stay."""
+    with contextlib.suppress(OSError):
+        other.recv(1)
+    say("a member is gone")
+    if not settings.get("stays"):
+        os._exit(1)
+    threading.Event().wait()
 
 
 def close_port_when(file: Path, server: http.server.ThreadingHTTPServer) -> None:

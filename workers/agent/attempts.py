@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+
 from workers.agent import logs, processes
 from workers.agent.config import AgentConfig
 from workers.agent.device_env import (
@@ -29,6 +31,7 @@ from workers.agent.kv_pools import KvPoolKeeper
 from workers.agent.model_files import ModelMismatchError, ModelVerifier
 from workers.agent.ports import NoPortError, PortRange, choose_ports
 from workers.agent.processes import LaunchError, LaunchLabel
+from workers.agent.ranks import place_rank, port_blocks
 from workers.agent.sleep_requests import EngineCall, SleepRequests
 from workers.agent.supervisor import (
     Action,
@@ -48,6 +51,7 @@ from workers.kv.pool import pools_folder
 from workers.probes.limits import read_limits, usable_cpu_count
 from workers.probes.mps import MpsProbe
 from workers.protocol import digests
+from workers.protocol.addresses import AddressError, HostPort
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.sleeping import AWAKE, FALLING_ASLEEP, WAKING
 from workers.protocol.hardware import AcceleratorInfo
@@ -141,7 +145,7 @@ class AttemptRunner:
             return  # another launch of this very round took the room
         try:
             row, launch = self._prepare(action, spec, adapter, now)
-        except (EngineOptionError, ModelMismatchError, DeviceError) as error:
+        except (EngineOptionError, ModelMismatchError, DeviceError, AddressError) as error:
             self._refuse(spec, str(error))
             return
         except (NoPortError, HolderStartingError) as error:
@@ -165,13 +169,16 @@ class AttemptRunner:
         replica_id, attempt = spec.replica_id, action.attempt
         holder = self._holder_of(spec, adapter, now)
         host = self._config.address
+        blocks = port_blocks(adapter, spec)
         ports = choose_ports(
-            _port_counts(adapter, spec),
+            [block.count for block in blocks],
             ports=PortRange(self._config.port_min, self._config.port_max),
             seed=f"{self._identity.node_id}:{replica_id}:{attempt}",
             leased=self._journal.leased_ports(),
             host=host,
         )
+        member = spec.member
+        rank = None if member is None else place_rank(member, host=host, blocks=blocks, ports=ports)
         runtime_dir = self._home.run / f"{replica_id}.{attempt}"
         # Left over from a launch that a crash interrupted: an attempt never reuses anything.
         shutil.rmtree(runtime_dir, ignore_errors=True)
@@ -198,6 +205,7 @@ class AttemptRunner:
             engine_cache=self._home.engine_cache / spec.engine,
             weights_bytes=sum(file.size_bytes for file in spec.model.files),
             allows_remote_code=self._config.trust_remote_code,
+            rank=rank,
         )
         launch = adapter.build_launch(spec.engine_options, context)
         launch = replace(launch, env=with_devices(launch.env, self._devices_of(spec)))
@@ -213,6 +221,14 @@ class AttemptRunner:
             log_file=str(self._home.logs / replica_id / f"{attempt}.log"),
             launched_at=now,
         )
+        if member is not None and rank is not None:
+            row = msgspec.structs.replace(
+                row,
+                epoch=member.epoch,
+                member_number=member.number,
+                head_address=member.head_address,
+                rendezvous=str(HostPort(rank.master_host, rank.master_port)),
+            )
         return row, launch
 
     def _holder_of(self, spec: ReplicaSpec, adapter: base.EngineAdapter, now: float) -> Path | None:
@@ -223,8 +239,9 @@ class AttemptRunner:
         shares = isinstance(adapter, base.SharesDeviceMemory) and adapter.shares_device_memory(
             spec.engine_options
         )
-        # An MPS share is a limit on what a replica allocates itself, which shared memory would go round.
-        if not shares or spec.mps is not None or len(spec.accelerator_uuids) != 1:
+        # An MPS share is a limit on what a replica allocates itself, which shared memory would go round; and
+        # what one node's part of a replica holds is nobody else's.
+        if not shares or spec.mps is not None or spec.member is not None or len(spec.accelerator_uuids) != 1:
             return None
         (uuid,) = spec.accelerator_uuids
         if not any(here.uuid == uuid and here.kind == "cuda" for here in self.accelerators):
@@ -366,13 +383,6 @@ def _sleep_request(adapter: base.EngineAdapter | None, state: str) -> base.Engin
     if adapter is None or not isinstance(adapter, base.Sleeps):
         return None
     return {FALLING_ASLEEP: adapter.sleep_request(), WAKING: adapter.wake_request()}.get(state)
-
-
-def _port_counts(adapter: base.EngineAdapter, spec: ReplicaSpec) -> tuple[int, ...]:
-    """Ports to lease for a replica: how many in a row, for each purpose."""
-    if isinstance(adapter, base.NeedsPorts):
-        return tuple(block.count for block in adapter.port_blocks(spec.engine_options))
-    return (1,) * adapter.port_count
 
 
 def _key(action: BeginDrain | Terminate | Kill | Close) -> tuple[str, int]:

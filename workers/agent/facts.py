@@ -44,6 +44,8 @@ class Policy:
     """How long an engine may take to fall asleep."""
     wake_seconds: float = 60.0
     """From the wish for a sleeper to answer until it does; then it is started anew."""
+    head_away_seconds: float = 60.0
+    """A member of a replica over several nodes ends when its head has not answered for so long."""
 
     def backoff_seconds(self, crashes: int) -> float:
         """Pause after so many crashes in a row: doubles each time, up to the cap."""
@@ -146,6 +148,8 @@ class AttemptFacts:
     sleep: SleepFacts = SleepFacts()
     idle_in_a_row: int = 0
     """The last scrapes in a row that saw no open request."""
+    epoch: int = 0
+    """Of the start of a replica over several nodes; 0: this node runs it all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +177,8 @@ class ReplicaFacts:
     generation: int = 0
     """The generation that the counters below belong to."""
     last_attempt: int = 0
+    epoch: int = 0
+    """Of the last attempt: its member is not launched for this start of the whole again."""
     crashes: int = 0
     port_conflicts: int = 0
     last_ended_at_seconds: float | None = None

@@ -78,6 +78,8 @@ class ReplicaRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     generation: int = 0
     """The generation that counters and refusal belong to."""
     last_attempt: int = 0
+    epoch: int = 0
+    """Of the last attempt, where it was a member's of a replica over several nodes."""
     crashes: int = 0
     port_conflicts: int = 0
     restarts: int = 0
@@ -126,6 +128,13 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sleep_note: str = ""
     """Why it is not to be put to sleep again."""
     woke_in: float | None = None
+    epoch: int = 0
+    """Of the start of a replica over several nodes; 0: this node runs it all."""
+    member_number: int = 0
+    head_address: str = ""
+    """`host:port` of the head that it follows; empty for the head itself, and where one node runs all."""
+    rendezvous: str = ""
+    """`host:port` where its members meet."""
 
     @property
     def leader(self) -> ProcessId | None:
@@ -248,11 +257,14 @@ class Journal:
     def open_attempt(self, attempt: AttemptRow) -> None:
         """Write a launch down before it happens: the attempt, its ports, the replica's count.
 
-        Raises `sqlite3.IntegrityError` if a port is leased already or the attempt exists.
+        Raises `sqlite3.IntegrityError` if a port is leased already, the attempt exists, or this start of a
+        replica over several nodes, or a later one, was launched here before.
         """
         replica_id = attempt.replica_id
         with self._transaction() as db:
             replica = self.find_replica(replica_id) or ReplicaRow(replica_id=replica_id)
+            if attempt.epoch and attempt.epoch <= replica.epoch:
+                raise sqlite3.IntegrityError(f"start {replica.epoch} was launched already")
             if replica.generation != attempt.generation:
                 replica = msgspec.structs.replace(
                     replica, generation=attempt.generation, crashes=0, port_conflicts=0, refusal=""
@@ -260,6 +272,7 @@ class Journal:
             replica = msgspec.structs.replace(
                 replica,
                 last_attempt=attempt.attempt,
+                epoch=attempt.epoch,
                 restarts=replica.restarts + (1 if replica.last_attempt else 0),
             )
             self._save_replica(replica)

@@ -41,6 +41,8 @@ def _observe_one(snapshot: Snapshot, decision: Decision, now: float) -> ReplicaO
         stalled=decision.stalled,
         held_by_pids=decision.held_by_pids,
         memory_wait=decision.memory_wait,
+        member_number=spec.member.number if spec is not None and spec.member is not None else 0,
+        epoch=spec.member.epoch if spec is not None and spec.member is not None else row.epoch,
     )
     attempt = snapshot.attempts.get(replica_id)
     if attempt is None:
@@ -59,6 +61,9 @@ def _observe_one(snapshot: Snapshot, decision: Decision, now: float) -> ReplicaO
         sleep_state=attempt.sleep_state,
         sleep_note=_sleep_note(snapshot, replica_id),
         woke_in_seconds=attempt.woke_in,
+        member_number=attempt.member_number,
+        epoch=attempt.epoch,
+        rendezvous="" if attempt.head_address else attempt.rendezvous,
     )
 
 
@@ -72,6 +77,9 @@ def _sleep_note(snapshot: Snapshot, replica_id: str) -> str:
 
 
 def _address(attempt: AttemptRow) -> str:
+    """Where it answers; a member other than the head does nowhere."""
+    if attempt.head_address:
+        return ""
     host = f"[{attempt.host}]" if ":" in attempt.host else attempt.host
     return f"{host}:{attempt.ports[0]}" if attempt.ports else ""
 

@@ -18,6 +18,7 @@ from workers.agent.snapshot import Observer, Snapshot
 from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Decision, Policy, plan
 from workers.engines.base import EngineAdapter, KvEventSource, PublishesKvEvents
+from workers.protocol.addresses import parse_host_port
 from workers.protocol.engines.sleeping import ASLEEP, FALLING_ASLEEP, WAKING
 from workers.protocol.observed import ReplicaObserved, UnknownProcess
 from workers.protocol.wish import ReplicaSpec, WantedState
@@ -120,15 +121,17 @@ class Reconciler:
         for row in snapshot.attempts.values():
             adapter = self._adapters.get(row.engine)
             if adapter is not None and row.leader is not None and row.ports:
+                host, port = _where_asked(row)
                 targets.append(
                     Target(
                         key=row.key,
-                        host=row.host,
-                        port=row.ports[0],
+                        host=host,
+                        port=port,
                         adapter=adapter,
                         leader=row.leader,
                         label=self._runner.label(*row.key),
                         api_key=self._runner.api_key(*row.key),
+                        is_own=not row.head_address,
                         kv_sources=_kv_sources(adapter, snapshot.specs.get(row.replica_id), row),
                         log_file=Path(row.log_file),
                         asks_health=row.sleep_state not in (FALLING_ASLEEP, ASLEEP),
@@ -152,11 +155,19 @@ class Reconciler:
             logs.cut_if_overgrown(Path(row.log_file), self._log_cap_bytes)
 
 
+def _where_asked(row: AttemptRow) -> tuple[str, int]:
+    """Where an attempt's health is asked for: a member of a replica over several nodes is as its head is."""
+    if not row.head_address:
+        return row.host, row.ports[0]
+    head = parse_host_port(row.head_address)
+    return head.host, head.port or 0
+
+
 def _kv_sources(
     adapter: EngineAdapter, spec: ReplicaSpec | None, row: AttemptRow
 ) -> tuple[KvEventSource, ...]:
     """Where an attempt publishes its KV events; nowhere known once its replica is not wanted any more."""
-    if spec is None or not isinstance(adapter, PublishesKvEvents):
+    if spec is None or row.head_address or not isinstance(adapter, PublishesKvEvents):
         return ()
     try:
         return adapter.kv_event_sources(spec.engine_options, row.ports)

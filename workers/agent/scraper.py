@@ -52,6 +52,9 @@ class Target:
     leader: processes.ProcessId
     label: processes.LaunchLabel
     api_key: str = field(repr=False)
+    is_own: bool = True
+    """False: the head that this attempt, elsewhere a member, follows. It gets no key, and is asked for its
+    health alone."""
     kv_sources: tuple[KvEventSource, ...] = ()
     """Where its engine publishes which KV blocks come and go."""
     log_file: Path | None = None
@@ -164,7 +167,7 @@ def _begin(target: Target) -> _Watched:
         maxsize=1,
         timeout=urllib3.Timeout(connect=_CONNECT_SECONDS, read=_READ_SECONDS),
         retries=False,
-        headers={"Authorization": f"Bearer {target.api_key}"},
+        headers={"Authorization": f"Bearer {target.api_key}"} if target.is_own else {},
     )
     state = ProbeState()
     if target.was_ready_at_seconds is not None:
@@ -185,6 +188,8 @@ def _ask(watched: _Watched) -> Outcome:
 def _own(watched: _Watched) -> Outcome | None:
     """Make sure that the port is open and our engine's; else say what it is."""
     target = watched.target
+    if not target.is_own:
+        return None
     # Of a sleeper the port is all that tells whether it lives.
     looks = not watched.owned or not target.asks_health
     if looks and not processes.is_answered(target.host, target.port):
@@ -215,6 +220,8 @@ def _ask_health(watched: _Watched) -> Outcome:
 
 def _failed(watched: _Watched, error: urllib3.exceptions.HTTPError) -> Outcome:
     if isinstance(error, urllib3.exceptions.NewConnectionError):
+        if not isinstance(error.__cause__, ConnectionRefusedError):
+            return Outcome(Answer.TIMEOUT)  # no way to another node: whether it lives is not known
         watched.owned = False  # the port was given up; whoever opens it next is looked at again
         return Outcome(Answer.CLOSED)
     if isinstance(error, urllib3.exceptions.TimeoutError):
@@ -246,6 +253,8 @@ def _told(status: int, page: bytes) -> str:
 
 
 def _scrape(watched: _Watched, *, timeout: urllib3.Timeout | None = None) -> tuple[EngineSample | None, str]:
+    if not watched.target.is_own:
+        return None, ""  # its own agent reads them
     sample, note = scrape(watched.pool, watched.target.adapter, timeout=timeout)
     if sample is not None:
         if watched.logged is None:

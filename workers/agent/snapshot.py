@@ -133,6 +133,7 @@ class Observer:
             spec=spec,
             generation=row.generation,
             last_attempt=row.last_attempt,
+            epoch=row.epoch,
             crashes=row.crashes,
             port_conflicts=row.port_conflicts,
             last_ended_at_seconds=row.last_ended_at,
@@ -178,6 +179,7 @@ class Observer:
             has_generated=hoards or probe.progress.has_generated,
             stalled=row.stalled,
             idle_in_a_row=len(probe.idle_times_seconds),
+            epoch=row.epoch,
         )
 
     def _living(self, row: AttemptRow, ended: ExitRecord | None) -> tuple[ProcessId, ...]:

@@ -34,6 +34,7 @@ from workers.agent.facts import (
     SleepFacts,
     Terminate,
 )
+from workers.agent.members import is_follower, lacks_head, spent, why_alone, why_outdated, why_spent
 from workers.agent.sleep import follow_sleep
 from workers.agent.turns import take_turns
 from workers.protocol.engines.sleeping import AWAKE
@@ -81,13 +82,17 @@ def launch_digest(spec: ReplicaSpec) -> str:
 
 
 def merge_wish(known: Iterable[ReplicaSpec], wanted: Iterable[ReplicaSpec]) -> tuple[ReplicaSpec, ...]:
-    """The new wish, in which no replica falls back to an older generation than is known."""
+    """The new wish, in which no replica falls back to an older generation or start than is known."""
     newest = {spec.replica_id: spec for spec in known}
     merged = {}
     for spec in wanted:
         before = newest.get(spec.replica_id)
-        merged[spec.replica_id] = before if before and before.generation > spec.generation else spec
+        merged[spec.replica_id] = before if before and _age(before) > _age(spec) else spec
     return tuple(merged[key] for key in sorted(merged))
+
+
+def _age(spec: ReplicaSpec) -> tuple[int, int]:
+    return spec.generation, spec.member.epoch if spec.member else 0
 
 
 def plan(
@@ -125,6 +130,11 @@ def _plan_one(
 def _follow_wish(
     facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float, policy: Policy
 ) -> Decision:
+    outdated = why_outdated(spec.member, attempt)
+    if outdated:
+        return _terminate(facts, attempt, outdated)
+    if is_follower(spec) and spec.wanted is not WantedState.STOP:
+        return _follow_head(facts, attempt, spec, now, policy)
     match spec.wanted:
         case WantedState.STOP:
             return _terminate(facts, attempt, "stop was asked for")
@@ -134,6 +144,21 @@ def _follow_wish(
             if attempt.launch_digest != launch_digest(spec):
                 return _drain(facts, attempt, spec, now, policy)
             return _keep_running(facts, attempt, spec, now, policy)
+
+
+def _follow_head(
+    facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float, policy: Policy
+) -> Decision:
+    """A member runs for as long as its head does; only the head is drained."""
+    alone = why_alone(attempt, spec, now, policy)
+    if alone:
+        return _terminate(facts, attempt, alone, blames_engine=spec.wanted is WantedState.RUN)
+    if spec.wanted is WantedState.DRAIN:
+        return Decision(facts.replica_id, ObservedState.DRAINING, "runs until its head has drained")
+    if attempt.probe is Probe.READY:
+        return _watch(facts, attempt, "")
+    reason = f"waits for its head: {attempt.probe_reason or 'not asked yet'}"
+    return Decision(facts.replica_id, ObservedState.LOADING, reason)
 
 
 def _keep_running(
@@ -262,10 +287,22 @@ def _close(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Polic
     elif ending is Ending.PORT_TAKEN:
         conflicts += 1
     why = attempt.stop_reason or attempt.exit_text or "ended; nobody saw how"
+    if attempt.epoch:
+        crashes = conflicts = 0  # the whole is started again or given up by who sees all of its members
     close = Close(facts.replica_id, attempt.attempt, ending, crashes, conflicts, why, attempt.stalled)
-    stays_down = facts.spec is None or facts.spec.wanted is not WantedState.RUN
-    state = ObservedState.STOPPED if stays_down else ObservedState.BACKING_OFF
-    return Decision(facts.replica_id, state, why, (close,))
+    state, reason = _after(facts.spec, attempt, why)
+    return Decision(facts.replica_id, state, reason, (close,))
+
+
+def _after(spec: ReplicaSpec | None, attempt: AttemptFacts, why: str) -> tuple[ObservedState, str]:
+    """How a replica stands at the end of an attempt that ended so."""
+    if spec is None or spec.wanted is not WantedState.RUN:
+        return ObservedState.STOPPED, why
+    if spec.member is None:
+        return ObservedState.BACKING_OFF, why
+    if attempt.epoch == spec.member.epoch:
+        return ObservedState.FAILED, spent(attempt.epoch, why)
+    return ObservedState.WAITING, why
 
 
 def _ending(facts: ReplicaFacts, attempt: AttemptFacts, policy: Policy) -> Ending:
@@ -289,7 +326,7 @@ def _plan_idle(facts: ReplicaFacts, now: float, policy: Policy) -> Decision:
         return Decision(facts.replica_id, ObservedState.STOPPED, facts.last_exit_text)
     same = spec.generation == facts.generation
     crashes = facts.crashes if same else 0
-    given_up = _given_up(facts, crashes, policy) if same else ""
+    given_up = (_given_up(facts, crashes, policy) if same else "") or why_spent(spec.member, facts)
     if given_up:
         return Decision(facts.replica_id, ObservedState.FAILED, given_up)
     if facts.stray_pids:
@@ -347,6 +384,8 @@ def _check_model_then_launch(facts: ReplicaFacts, crashes: int) -> Decision:
             return Decision(
                 facts.replica_id, ObservedState.WAITING, facts.model_reason or "verifying the model"
             )
+        case ModelCheck.GOOD if lacks_head(facts.spec):
+            return Decision(facts.replica_id, ObservedState.WAITING, "waits for the head's address")
         case ModelCheck.GOOD:
             why = f"relaunch after crash {crashes}" if crashes else "wanted and not running"
             why = f"{why}; {facts.memory_note}" if facts.memory_note else why

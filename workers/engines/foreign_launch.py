@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from workers.engines.base import EngineInstall, EngineOptions, LaunchContext, PortBlock
+from workers.engines.collectives import collective_environment
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineTable, read_environment
 
-HTTP, RENDEZVOUS = "http", "rendezvous"
+HTTP = "http"
 KV_EVENTS, KV_REPLAY = "kv events", "kv replay"
 KV_TOPIC = "kv-events"
 _SOCKET_CHARACTERS = 107
@@ -68,6 +69,7 @@ def base_environment(
     caches = str(context.engine_cache or context.runtime_dir)
     path = os.environ.get("PATH", _FALLBACK_PATH)
     return {
+        **collective_environment(context.rank),
         **read_environment(table, options),
         # Compilers that its environment brings are found before the system's.
         "PATH": f"{install.python.parent}:{path}",

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import workers
 from workers.engines.base import EngineSample, Launch, LaunchContext
+from workers.engines.collectives import collective_environment
 from workers.engines.exposition import Exposition, PageReader
 from workers.kv.tiers.policy import TIERS
 from workers.protocol import names
@@ -138,6 +139,7 @@ def _environment(context: LaunchContext) -> dict[str, str]:
     """Only what an engine needs; nothing of the agent's own environment but PATH."""
     folder = str(context.runtime_dir)
     environment = {
+        **collective_environment(context.rank),
         "PATH": os.environ.get("PATH", _FALLBACK_PATH),
         "HOME": folder,
         "TMPDIR": folder,

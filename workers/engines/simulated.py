@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from workers.engines.base import EngineOptions, EngineRequest, EngineSample, Launch, LaunchContext
+from workers.engines.base import (
+    EngineOptions,
+    EngineRequest,
+    EngineSample,
+    Launch,
+    LaunchContext,
+    NodeRank,
+)
 from workers.engines.own_launch import own_launch, parse_own_metrics
 from workers.protocol.engines.option import option_arguments
 from workers.protocol.engines.own import SIMULATED_TABLE
@@ -23,7 +30,7 @@ class SimulatedAdapter:
 
     def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
         """Return the process to start. Raises `EngineOptionError`."""
-        arguments = option_arguments(SIMULATED_TABLE, options)
+        arguments = [*option_arguments(SIMULATED_TABLE, options), *_rank_arguments(context.rank)]
         return own_launch("workers.engines.simulated_engine", context, arguments)
 
     def can_sleep(self, options: EngineOptions) -> bool:
@@ -41,3 +48,14 @@ class SimulatedAdapter:
     def parse_metrics(self, page: str) -> EngineSample:
         """Read a metrics page. A bad line is dropped and noted; the rest is used."""
         return parse_own_metrics(page)
+
+
+def _rank_arguments(rank: NodeRank | None) -> list[str]:
+    if rank is None:
+        return []
+    return [
+        f"--rank={rank.rank}",
+        f"--nodes={rank.nodes}",
+        f"--meet-host={rank.master_host}",
+        f"--meet-port={rank.master_port}",
+    ]

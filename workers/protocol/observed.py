@@ -195,7 +195,7 @@ class ReplicaObserved(Part, frozen=True, kw_only=True):
     """Which part of a replica over several nodes this is; 0 also where one node runs all. Since 1.7, as all
     below."""
     epoch: int = 0
-    """Of the start that all the above is about, its last exit included; 0: one node runs all."""
+    """Of the start that its state is about (the last exit may be an earlier one's); 0: one node runs all."""
     rendezvous: str = ""
     """`host:port` where the members of this epoch find each other: told by the head once it is leased."""
     sleep_state: str = ""

@@ -6,13 +6,19 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from workers.engines.base import EngineInstall, EngineOptions, Launch, LaunchContext, PortBlock
+from workers.engines.base import (
+    RENDEZVOUS,
+    EngineInstall,
+    EngineOptions,
+    Launch,
+    LaunchContext,
+    PortBlock,
+)
 from workers.engines.foreign_launch import (
     HTTP,
     KV_EVENTS,
     KV_REPLAY,
     KV_TOPIC,
-    RENDEZVOUS,
     base_environment,
     check_accelerators,
     check_remote_code,

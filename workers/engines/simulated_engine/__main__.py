@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,6 +20,7 @@ from workers.engines.openai_server.serve import (
     settings_from,
 )
 from workers.engines.simulated_engine.engine import SimulatedEngine, SimulationSettings
+from workers.engines.simulated_engine.meeting import Meeting, follow
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -36,6 +37,11 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--enable-sleep-mode", action="store_true")
     parser.add_argument("--wake-seconds", type=float, default=0.0)
+    members = parser.add_argument_group("members of a replica over several nodes")
+    members.add_argument("--rank", type=int, default=0)
+    members.add_argument("--nodes", type=int, default=1)
+    members.add_argument("--meet-host", default="")
+    members.add_argument("--meet-port", type=int, default=0)
     faults = parser.add_argument_group("faults")
     faults.add_argument("--fail-after", type=int, help="the model loop dies after N requests")
     faults.add_argument("--fail-loading", action="store_true")
@@ -49,10 +55,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the engine. Returns 0 after a drain, 1 if loading failed, 2 for bad arguments."""
+    """Run the engine. Returns 0 after a drain, 1 if loading failed or the head went, 2 for bad arguments."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
     configure_logging()
+    if arguments.rank:
+        return follow(arguments.rank, arguments.meet_host, arguments.meet_port)
     server = replace(settings_from(arguments, parser), ignore_sigterm=arguments.ignore_sigterm)
     settings = SimulationSettings(
         model_name=arguments.served_model_name,
@@ -71,13 +79,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if arguments.exit_after_seconds is not None:
         _exit_later(arguments.exit_after_seconds, arguments.exit_code)
-    engine = SimulatedEngine(settings)
+    engine = SimulatedEngine(settings, may_be_ready=_meet(arguments))
     hang_after = 0.0 if arguments.hang else arguments.hang_after_seconds
 
     def wrap(app: ASGIApp) -> ASGIApp:
         return app if hang_after is None else _Hanging(app, hang_after)
 
     return serve(engine, engine.metrics, server, wrap=wrap)
+
+
+def _meet(arguments: argparse.Namespace) -> Callable[[], bool]:
+    """Wait for the other members, if there are any; says whether all have come."""
+    if arguments.nodes == 1:
+        return lambda: True
+    meeting = Meeting(arguments.meet_host, arguments.meet_port, arguments.nodes - 1)
+    return lambda: meeting.is_complete
 
 
 class _Hanging:

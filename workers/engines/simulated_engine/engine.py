@@ -8,7 +8,7 @@ import random
 import re
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from workers.engines.kv_blocks import BlockAllocator
@@ -22,6 +22,7 @@ from workers.protocol.digests import KV_BLOCK_TOKENS, block_hash_chain
 log = logging.getLogger(__name__)
 
 VOCABULARY_SIZE = 1 << 16
+_POLL_SECONDS = 0.05
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _PIECE = re.compile(r"\s*\S{1,4}|\s+")
 _TEXT = """
@@ -71,8 +72,11 @@ class SimulatedEngine:
 
     owner = "exaserve simulated"
 
-    def __init__(self, settings: SimulationSettings) -> None:
-        """Make the engine; `start` begins its loading time."""
+    def __init__(
+        self, settings: SimulationSettings, *, may_be_ready: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Make the engine; `start` begins its loading time, which lasts at least until it may be ready."""
+        self._may_be_ready = may_be_ready
         self._settings = settings
         self._allocator = BlockAllocator(settings.kv_blocks)
         self._random = random.Random(settings.seed)  # noqa: S311 - jitter, no secret
@@ -167,6 +171,8 @@ class SimulatedEngine:
         for step in range(steps):
             self._status = Readiness("loading", step / steps)
             await asyncio.sleep(self._settings.load_seconds / steps)
+        while not self._may_be_ready():  # noqa: ASYNC110 - a thread waits for the others, on no loop
+            await asyncio.sleep(_POLL_SECONDS)
         if self._settings.fail_loading:
             log.error("loading failed, as the settings asked for")
             self._status = Readiness("failed")

@@ -75,6 +75,12 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
     check_options(options, version)
     check_remote_code(options, context)
     check_accelerators(parallel_words(options), ranks(options), context)
+    if context.rank is not None and whole(options, "data_parallel_size", 1) > 1:
+        raise EngineOptionError(
+            "data_parallel_size is for copies on one node: with several nodes to a replica leave it out, and "
+            "have more replicas",
+            "data_parallel_size",
+        )
     ports = first_ports(port_blocks(options), context.ports)
     arguments = [
         f"--model={context.model_dir}",
