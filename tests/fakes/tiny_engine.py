@@ -138,14 +138,15 @@ def meet(host: str, settings: dict[str, str]) -> None:
 
 
 def follow(host: str, settings: dict[str, str]) -> int:
-    while True:
-        try:
-            head = socket.create_connection((host, int(settings["meet"])))
-            break
-        except OSError:
-            time.sleep(0.05)
-    hold(head, settings)
+    hold(reach(host, int(settings["meet"])), settings)
     return 1
+
+
+def reach(host: str, port: int) -> socket.socket:
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((host, port))
+        time.sleep(0.05)
 
 
 def hold(other: socket.socket, settings: dict[str, str]) -> None:

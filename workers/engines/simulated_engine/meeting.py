@@ -58,13 +58,7 @@ class Meeting:
 
 def follow(number: int, host: str, port: int) -> int:
     """Be a member until the head is gone. Returns the exit status."""
-    while True:
-        try:
-            head = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
-            break
-        except OSError:
-            time.sleep(_PAUSE_SECONDS)  # the head has yet to listen
-    with head, contextlib.suppress(OSError):
+    with _reach(host, port) as head, contextlib.suppress(OSError):
         head.settimeout(None)
         head.sendall(str(number).encode())
         log.info("member %d has met its head (simulated)", number)
@@ -72,3 +66,10 @@ def follow(number: int, host: str, port: int) -> int:
             pass
     log.error("the head is gone: member %d ends (simulated)", number)
     return EXIT_ALONE
+
+
+def _reach(host: str, port: int) -> socket.socket:
+    while True:
+        with contextlib.suppress(OSError):
+            return socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+        time.sleep(_PAUSE_SECONDS)  # the head has yet to listen
