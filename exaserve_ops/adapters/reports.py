@@ -20,6 +20,7 @@ from exaserve_ops.serving.domain.observed import (
     ObservedReplica,
     ReplicaLoad,
 )
+from exaserve_ops.telemetry.domain.machine_loads import CardLoad, HostLoad
 from exaserve_ops.weights.domain.held import (
     ComplaintSight,
     HeldWeights,
@@ -156,14 +157,18 @@ def describe_heartbeat(encoded: bytes) -> dict[str, Any]:
     beat = _heartbeat_decoder.decode(encoded)
     return {
         "host": {} if beat.host is None else _describe_host(beat.host),
+        "accelerators": [msgspec.structs.asdict(load) for load in beat.accelerator_loads],
         "replicas": {seen.replica_id: _describe_replica(seen) for seen in beat.replicas},
         "weights": None if beat.weights is None else msgspec.to_builtins(beat.weights),
     }
 
 
 def _describe_host(host: HostTelemetry) -> dict[str, Any]:
-    interfaces = {name: msgspec.structs.asdict(rate) for name, rate in host.interfaces.items()}
-    return msgspec.structs.asdict(host) | {"interfaces": interfaces}
+    links = {
+        kind: {name: msgspec.structs.asdict(rate) for name, rate in rates.items()}
+        for kind, rates in (("interfaces", host.interfaces), ("rdma", host.rdma))
+    }
+    return msgspec.structs.asdict(host) | links
 
 
 def describe_weights(encoded: bytes) -> StoreSight | None:
@@ -344,9 +349,11 @@ def _heartbeat(beat: v1.Heartbeat, encoded: bytes) -> reports.HeartbeatReport:
         reconcile_error=beat.liveness.reconcile_error,
         replicas=tuple([_replica(replica) for replica in beat.replicas]),
         unknown_processes=tuple(msgspec.to_builtins(p) for p in beat.unknown_processes),
-        # Pools are passed on as they were decoded, as loads are.
+        # Pools and what machines say are passed on as they were decoded, as loads are.
         kv_pools=cast("tuple[PoolFacts, ...]", beat.kv_pools),
         weights=None if beat.weights is None else _store_sight(beat.weights),
+        host=cast("HostLoad | None", beat.host),
+        accelerator_loads=cast("tuple[CardLoad, ...]", beat.accelerator_loads),
         encoded=encoded,
     )
 

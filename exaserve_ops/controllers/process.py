@@ -30,6 +30,7 @@ from exaserve_ops.controllers.kv_watch import KvWatch
 from exaserve_ops.controllers.live import LiveBuilder
 from exaserve_ops.controllers.loop import LONGEST_LOOP_BACKOFF_SECONDS, KeyQueue, LoopHealth, run_loop
 from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
+from exaserve_ops.controllers.node_rollups import NodeRollupRecorder
 from exaserve_ops.controllers.ports import (
     AgentLink,
     Doorbell,
@@ -153,7 +154,8 @@ class Controllers:
             self._state, self._queue, adapters.link, adapters.routes, adapters.publisher
         )
         self._live = LiveBuilder(self._state, adapters.publisher, adapters.routes)
-        self._turns = TurnRecorder(adapters.turns, self._live)
+        self._node_rollups = NodeRollupRecorder(self._state)
+        self._turns = TurnRecorder(adapters.turns, self._live, self._node_rollups)
         self._rollups = RollupRecorder(self._state)
         self._slowness = SlowWatch(self._state)
         self._kv = KvWatch(self._state)
@@ -221,6 +223,7 @@ class Controllers:
             self._thread("live", self._live.step, 1.0),
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),
+            self._thread("node-rollups", self._node_rollups.step, 5.0),
             self._thread("slowness", self._slowness.step, LOOK_EVERY_SECONDS),
             self._thread("kv", self._kv.step, KV_LOOK_SECONDS),
             self._thread("moves", self._moves.step, MOVE_SECONDS),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db.models import Avg, Count, Max, Sum
 
-from exaserve_ops.telemetry.models import ReplicaMinute
+from exaserve_ops.telemetry.domain.node_history import NodeHistory, draw_history
+from exaserve_ops.telemetry.models import NodeMinute, ReplicaMinute
 
 
 def minutes_of(replica_id: UUID, *, since: datetime) -> list[ReplicaMinute]:
@@ -51,3 +52,11 @@ def measured_rates(replica_ids: Collection[UUID], *, since: datetime) -> Measure
         return None
     a_sequence = found["tokens"] / found["running"]
     return MeasuredRates(found["most"], a_sequence, found["ttft"], found["minutes"])
+
+
+def history_of_node(node_id: UUID, *, since: datetime, until: datetime, step: timedelta) -> NodeHistory:
+    """Lines of a node's machine and of what its replicas did meanwhile; one query."""
+    rows = NodeMinute.objects.filter(
+        node_id=node_id, minute__gte=since.replace(second=0, microsecond=0), minute__lt=until
+    )
+    return draw_history(rows.order_by("minute").iterator(), since=since, until=until, step=step)

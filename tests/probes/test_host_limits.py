@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workers.probes.accelerators import cpu_accelerator
-from workers.probes.host import DiskCounters, HostProbe, NicCounters, read_nic_counters
+from workers.probes.host import DiskCounters, HostProbe
 from workers.probes.limits import Limits, parse_cpu_max, read_limits, usable_cpu_count, usable_memory_bytes
+from workers.probes.network import NicCounters, read_nic_counters
 
 GIB = 1 << 30
 

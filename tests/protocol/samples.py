@@ -14,6 +14,7 @@ import msgspec
 from workers.protocol import digests, kv_pools, v1
 from workers.protocol.hardware import AcceleratorInfo, Topology, TopologyEndpoint, TopologyLink
 from workers.protocol.imports import ImportSeen, ImportState, WeightsImport
+from workers.protocol.machine import AcceleratorLoad, RdmaRate
 from workers.protocol.observed import (
     AgentLiveness,
     ExitInfo,
@@ -374,6 +375,8 @@ _HEARTBEAT_1_6 = msgspec.structs.replace(
         ),
     ),
 )
+_HOST_1_6 = _HEARTBEAT_1_6.host
+assert _HOST_1_6 is not None
 _HEARTBEAT = msgspec.structs.replace(
     _HEARTBEAT_1_6,
     replicas=(
@@ -385,6 +388,49 @@ _HEARTBEAT = msgspec.structs.replace(
             sleep_state="asleep",
             sleep_note="no room",
             woke_in_seconds=2.5,
+        ),
+    ),
+    host=msgspec.structs.replace(
+        _HOST_1_6,
+        interfaces={
+            "eth0": InterfaceRate(
+                receive_bytes_per_second=4.0, send_bytes_per_second=5.0, link_bytes_per_second=12.5e9
+            )
+        },
+        cpu_busiest_ratio=0.75,
+        rdma={
+            "mlx5_0/1": RdmaRate(
+                receive_bytes_per_second=8.0, send_bytes_per_second=9.0, link_bytes_per_second=25e9
+            )
+        },
+    ),
+    accelerator_loads=(
+        AcceleratorLoad(
+            uuid="GPU-1",
+            ordinal=1,
+            sources=("dcgm", "nvml"),
+            age_seconds=2.5,
+            used_ratio=0.5,
+            memory_used_bytes=60 << 30,
+            memory_total_bytes=80 << 30,
+            pcie_receive_bytes_per_second=1e9,
+            pcie_send_bytes_per_second=2e9,
+            pcie_link_bytes_per_second=63.016e9,
+            pcie_replays=3,
+            nvlinks=18,
+            nvlinks_up=17,
+            nvlink_receive_bytes_per_second=3e9,
+            nvlink_send_bytes_per_second=4e9,
+            nvlink_both_bytes_per_second=7e9,
+            nvlink_link_bytes_per_second=451.554e9,
+            nvlink_errors=2,
+            power_watts=650.5,
+            power_limit_watts=700.0,
+            temperature_celsius=71.0,
+            held_back_by=("power cap",),
+            ecc_uncorrected=1,
+            last_xid=94,
+            notes=("power: GPU is lost",),
         ),
     ),
 )

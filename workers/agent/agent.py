@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from workers.agent import AGENT_VERSION, logs, processes
+from workers.agent.accelerator_loads import AcceleratorLoads
 from workers.agent.attempts import AttemptRunner
 from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
@@ -85,6 +86,7 @@ class Agent:
         self._host = HostProbe(home.root)
         self._scraper = Scraper()
         self._hardware = HardwareWatch(self._probe(), self._take_over_hardware)
+        self._loads = AcceleratorLoads(lambda: self._hardware.survey, dcgm_url=config.dcgm_url)
         self._weights = NodeWeights(
             home, identity, self._config, self._journal, on_change=self._wake, tell=self._submit
         )
@@ -217,6 +219,7 @@ class Agent:
         self._intake.start()
         self._loop.start()
         self._hardware.start()
+        self._loads.start()
         self._foreign.start()
         self._reporter.start()
         self._pulse.start()
@@ -252,6 +255,7 @@ class Agent:
         self._intake.stop()
         self._moves.stop()
         self._foreign.stop()
+        self._loads.stop()
         self._hardware.stop()
         self._loop.stop()
         self._caches.stop()
@@ -355,6 +359,7 @@ class Agent:
             host=self._host.read(),
             kv_pools=self._runner.kv_pools.facts(),
             weights=self._weights.report(),
+            accelerator_loads=self._loads.read(),
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -50,6 +52,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Engines that may start at the same time, since they share a disk; 0: any number."""
     memory_wait_seconds: float = 300.0
     """For so long a launch waits until the memory that it was promised is seen to be free; 0: not at all."""
+    dcgm_url: str = ""
+    """Page of a `dcgm-exporter` on this host, such as http://127.0.0.1:9400/metrics; empty: none is asked."""
     log_cap_bytes: int = 64 * 1024 * 1024
     vllm_python: str = ""
     """Interpreter of the environment that vLLM is installed in; empty: this node does not offer it."""
@@ -84,13 +88,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         """Return itself. Raises `ConfigError` for a value out of range."""
         if not _LOWEST_PORT <= self.port_min <= self.port_max <= _HIGHEST_PORT:
             raise ConfigError(f"port range {self.port_min}-{self.port_max} is not usable")
-        if self.address:
-            # It is bound as well as given to others, so it must be one of this host's own.
-            verdict = assess_address(self.address, allow_local=True)
-            if verdict.address != self.address:
-                raise ConfigError(
-                    f"address {self.address!r} is not usable: {verdict.reason or 'no port here'}"
-                )
+        self._check_addresses()
         if self.weights_folder and not Path(self.weights_folder).is_absolute():
             raise ConfigError(f"weights_folder {self.weights_folder!r} is not an absolute path")
         if self._lowest_of_weights() < 0 or self.weights_at_once < 1 or self.weights_streams < 1:
@@ -103,6 +101,19 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             )
         return self
 
+    def _check_addresses(self) -> None:
+        if self.address:
+            # It is bound as well as given to others, so it must be one of this host's own.
+            verdict = assess_address(self.address, allow_local=True)
+            if verdict.address != self.address:
+                raise ConfigError(
+                    f"address {self.address!r} is not usable: {verdict.reason or 'no port here'}"
+                )
+        if self.dcgm_url and not _is_on_this_host(self.dcgm_url):
+            raise ConfigError(
+                f"dcgm_url {self.dcgm_url!r} is not a page on this host; give http://127.0.0.1:9400/metrics"
+            )
+
     def _lowest_of_weights(self) -> float:
         return min(
             self.weights_margin_bytes,
@@ -112,6 +123,16 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             self.weights_give_bytes_per_second,
             self.weights_peer_port,
         )
+
+
+def _is_on_this_host(url: str) -> bool:
+    """An exporter elsewhere would tell of other cards, and an agent asks no addresses that it is handed."""
+    try:
+        parts = urlsplit(url)
+        is_local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
+    except ValueError:
+        return False
+    return parts.scheme == "http" and is_local
 
 
 def load_config(path: Path | None, environ: Mapping[str, str]) -> AgentConfig:

@@ -67,6 +67,7 @@ def _lighter_and_lighter(report: v1.Report) -> list[v1.Report]:
         unknown_processes=(),
         kv_pools=(),
         weights=None,
+        accelerator_loads=(),
     )
     return [report, without_tails, bare]
 

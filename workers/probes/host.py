@@ -12,20 +12,19 @@ from pathlib import Path
 import psutil
 
 from workers.probes.limits import Limits, read_limits, usable_memory_bytes
+from workers.probes.network import (
+    NicCounters,
+    busiest,
+    interface_rates,
+    rdma_rates,
+    read_nic_counters,
+    read_rdma_counters,
+)
+from workers.protocol.machine import RdmaRate
 from workers.protocol.observed import HostTelemetry, InterfaceRate
 
-_NICS = Path("/sys/class/net")
 _PRESSURE = Path("/proc/pressure")
-_MOST_INTERFACES = 16
 _SOME = re.compile(r"^some avg10=([0-9]+(?:\.[0-9]+)?) ", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class NicCounters:
-    """Bytes of one interface since it came up."""
-
-    received: int
-    sent: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +33,25 @@ class DiskCounters:
 
     read: int
     written: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """All that rates are made of, at one moment."""
+
+    at_seconds: float
+    nics: Mapping[str, NicCounters]
+    rdma: Mapping[str, NicCounters]
+    disks: DiskCounters | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """What went through since the look before."""
+
+    interfaces: Mapping[str, InterfaceRate]
+    rdma: dict[str, RdmaRate]
+    disks: tuple[float, float] | None
 
 
 class HostProbe:
@@ -45,6 +63,7 @@ class HostProbe:
         clock: Callable[[], float] = time.monotonic,
         *,
         read_nics: Callable[[], Mapping[str, NicCounters]] | None = None,
+        read_rdma: Callable[[], Mapping[str, NicCounters]] | None = None,
         read_disks: Callable[[], DiskCounters | None] | None = None,
         limits: Callable[[], Limits] = read_limits,
         pressure: Path = _PRESSURE,
@@ -52,11 +71,12 @@ class HostProbe:
         self._folder = folder
         self._clock = clock
         self._read_nics = read_nics or read_nic_counters
+        self._read_rdma = read_rdma or read_rdma_counters
         self._read_disks = read_disks or read_disk_counters
         self._limits = limits
         self._pressure = pressure
-        self._before: tuple[float, Mapping[str, NicCounters], DiskCounters | None] | None = None
-        psutil.cpu_percent(interval=None)  # begins its own interval
+        self._before: _Counters | None = None
+        psutil.cpu_percent(interval=None, percpu=True)  # begins its own interval
 
     def read(self) -> HostTelemetry:
         """Read everything; what this host does not tell is `None`."""
@@ -67,9 +87,12 @@ class HostProbe:
             # The container's wall is nearer than the machine's: what counts is what is left before it.
             total = usable_memory_bytes(limits)
             used = min(total, used) if limits.memory_used_bytes is None else limits.memory_used_bytes
-        interfaces, disks = self._rates()
+        rates = self._rates()
+        interfaces, disks = rates.interfaces, rates.disks
+        cores = psutil.cpu_percent(interval=None, percpu=True)
         return HostTelemetry(
-            cpu_used_ratio=psutil.cpu_percent(interval=None) / 100,
+            cpu_used_ratio=sum(cores) / len(cores) / 100 if cores else None,
+            cpu_busiest_ratio=max(cores) / 100 if cores else None,
             memory_used_bytes=used,
             memory_total_bytes=total,
             disk_free_bytes=_disk_free(self._folder),
@@ -78,7 +101,8 @@ class HostProbe:
                 rate.receive_bytes_per_second for rate in interfaces.values()
             ),
             network_send_bytes_per_second=_total(rate.send_bytes_per_second for rate in interfaces.values()),
-            interfaces=_busiest(interfaces),
+            interfaces=busiest(interfaces),
+            rdma=rates.rdma,
             disk_read_bytes_per_second=None if disks is None else disks[0],
             disk_write_bytes_per_second=None if disks is None else disks[1],
             cpu_stalled_ratio=read_pressure(self._pressure / "cpu"),
@@ -86,41 +110,24 @@ class HostProbe:
             io_stalled_ratio=read_pressure(self._pressure / "io"),
         )
 
-    def _rates(self) -> tuple[dict[str, InterfaceRate], tuple[float, float] | None]:
-        before, self._before = self._before, (self._clock(), self._read_nics(), self._read_disks())
-        now, nics, disks = self._before
-        if before is None or now <= before[0]:
-            return {}, None
-        seconds = now - before[0]
-        return _interface_rates(before[1], nics, seconds), _disk_rates(before[2], disks, seconds)
-
-
-def _busiest(interfaces: Mapping[str, InterfaceRate]) -> dict[str, InterfaceRate]:
-    """A host may have hundreds, one for each virtual function: those with most traffic are told."""
-    ranked = sorted(
-        interfaces.items(),
-        key=lambda pair: (-pair[1].receive_bytes_per_second - pair[1].send_bytes_per_second, pair[0]),
-    )
-    return dict(ranked[:_MOST_INTERFACES])
+    def _rates(self) -> _Rates:
+        before = self._before
+        self._before = after = _Counters(
+            self._clock(), self._read_nics(), self._read_rdma(), self._read_disks()
+        )
+        if before is None or after.at_seconds <= before.at_seconds:
+            return _Rates({}, {}, None)
+        seconds = after.at_seconds - before.at_seconds
+        return _Rates(
+            interface_rates(before.nics, after.nics, seconds),
+            rdma_rates(before.rdma, after.rdma, seconds),
+            _disk_rates(before.disks, after.disks, seconds),
+        )
 
 
 def _total(rates: Iterable[float]) -> float | None:
     known = list(rates)
     return sum(known) if known else None
-
-
-def _interface_rates(
-    before: Mapping[str, NicCounters], after: Mapping[str, NicCounters], seconds: float
-) -> dict[str, InterfaceRate]:
-    """Of the interfaces that were there both times and were not reset in between."""
-    return {
-        name: InterfaceRate(
-            receive_bytes_per_second=(now.received - before[name].received) / seconds,
-            send_bytes_per_second=(now.sent - before[name].sent) / seconds,
-        )
-        for name, now in after.items()
-        if name in before and now.received >= before[name].received and now.sent >= before[name].sent
-    }
 
 
 def _disk_rates(
@@ -147,22 +154,6 @@ def read_pressure(path: Path) -> float | None:
     except (OSError, UnicodeDecodeError):
         return None
     return None if found is None else min(float(found[1]) / 100, 1.0)
-
-
-def read_nic_counters() -> dict[str, NicCounters]:
-    """Interfaces that lead off this host; in a container, which sees no hardware, all but loopback.
-
-    Bridges and virtual pairs would count the same bytes once more.
-    """
-    # The stubs promise counters; a container without any interface gets None.
-    found: Mapping[str, object] = psutil.net_io_counters(pernic=True) or {}
-    counters = {
-        name: NicCounters(getattr(value, "bytes_recv", 0), getattr(value, "bytes_sent", 0))
-        for name, value in found.items()
-        if name != "lo"
-    }
-    hardware = {name: value for name, value in counters.items() if (_NICS / name / "device").exists()}
-    return hardware or counters
 
 
 def _disk_free(folder: Path) -> int | None:

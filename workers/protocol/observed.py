@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from workers.protocol.machine import RdmaRate
 from workers.protocol.part import Part
 
 
@@ -240,6 +241,8 @@ class InterfaceRate(Part, frozen=True, kw_only=True):
 
     receive_bytes_per_second: float
     send_bytes_per_second: float
+    link_bytes_per_second: float | None = None
+    """What it carries each way, where its driver says; a virtual one has no speed. Since 1.7."""
 
 
 class HostTelemetry(Part, frozen=True, kw_only=True):
@@ -261,3 +264,8 @@ class HostTelemetry(Part, frozen=True, kw_only=True):
     the two below. `None`: this kernel does not say."""
     memory_stalled_ratio: float | None = None
     io_stalled_ratio: float | None = None
+    cpu_busiest_ratio: float | None = None
+    """Of the one core that was busiest: a single thread can be all that a server waits for.
+    Since 1.7, as below."""
+    rdma: dict[str, RdmaRate] = {}
+    """By adapter and port, such as `mlx5_0/1`. The network figures above do not count these bytes."""

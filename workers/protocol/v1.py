@@ -21,6 +21,7 @@ from workers.protocol import digests
 from workers.protocol.hardware import AcceleratorInfo, Topology
 from workers.protocol.imports import WeightsImport
 from workers.protocol.kv_pools import KvPool
+from workers.protocol.machine import AcceleratorLoad
 from workers.protocol.observed import AgentLiveness, HostTelemetry, ReplicaObserved, UnknownProcess
 from workers.protocol.part import Part
 from workers.protocol.weights import WeightsReport, WeightsWanted
@@ -45,7 +46,8 @@ themselves are at fault; a replica's load says more of what real engines tell, a
 a node more of its disks, interfaces and what its tasks wait for; a node takes in
 models from places of which there is no manifest yet, and tells what it found.
 7: a replica may be a member of one that several nodes run together, and says of which start; one that
-stands by may be put to sleep."""
+stands by may be put to sleep; a node says what its accelerators and RDMA ports carry, how fast its
+interfaces are, and how busy its busiest core is."""
 
 MAX_MESSAGE_BYTES = 256 * 1024
 """Upper bound of one encoded message: larger payloads (logs, weights) have paths of their own."""
@@ -122,6 +124,8 @@ class Heartbeat(Part, frozen=True, kw_only=True, tag_field="kind", tag="heartbea
     """Pools of KV blocks that replicas of the node share. Since 1.4."""
     weights: WeightsReport | None = None
     """`None`: this agent keeps none. Since 1.5."""
+    accelerator_loads: tuple[AcceleratorLoad, ...] = ()
+    """Of whole cards, in the order of their ordinals. Since 1.7."""
 
 
 class CommandResult(Part, frozen=True, kw_only=True, tag_field="kind", tag="command_result"):

@@ -9,6 +9,7 @@ from typing import Any
 from exaserve_ops.inventory.domain.facts import NodeFacts
 from exaserve_ops.serving.domain.kv_pools import PoolFacts
 from exaserve_ops.serving.domain.observed import ObservedReplica
+from exaserve_ops.telemetry.domain.machine_loads import CardLoad, HostLoad
 from exaserve_ops.weights.domain.held import StoreSight
 
 
@@ -39,6 +40,8 @@ class HeartbeatReport:
     kv_pools: tuple[PoolFacts, ...] = ()
     weights: StoreSight | None = None
     """`None`: its agent keeps none."""
+    host: HostLoad | None = None
+    accelerator_loads: tuple[CardLoad, ...] = ()
     encoded: bytes = b""
     """All of it as its agent sent it, seal checked and removed: passed on to readers of the live store."""
 
