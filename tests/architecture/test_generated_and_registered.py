@@ -26,7 +26,7 @@ from exaserve_ops.serving.models import (
     NodeWish,
     StartRules,
 )
-from exaserve_ops.telemetry.models import ReplicaMinute
+from exaserve_ops.telemetry.models import NodeMinute, ReplicaMinute
 from exaserve_ops.validation.models import ValidationCheck
 from exaserve_ops.weights.models import NodeStore, NodeWeights, PrewarmPolicy, WeightsClaim
 from tests.fakes.routes import all_routes
@@ -53,6 +53,7 @@ NOT_OVER_REST = {
     ),
     ReleaseAnswers: "judged by gates, drawn on pages",
     ReplicaMinute: "drawn on pages",
+    NodeMinute: "shown as the history of its node",
     ValidationCheck: "shown with its validation",
     StartRules: "shown with what starts now",
     Wave: "shown with its rollout",
