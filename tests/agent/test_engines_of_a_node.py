@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from workers.agent.config import AgentConfig, load_config
-from workers.agent.engines import find_engines
+from workers.agent.engines import EngineWatch, find_engines
 from workers.engines.vllm.adapter import VllmAdapter
-from workers.probes.engines import EngineAbsentError, find_engine
+from workers.probes.engines import EngineAbsentError, FoundEngine, find_engine
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +72,75 @@ def test_interpreters_come_out_of_the_agents_environment() -> None:
         None, {"EXAOPS_AGENT_VLLM_PYTHON": "/v/python", "EXAOPS_AGENT_TRUST_REMOTE_CODE": "true"}
     )
     assert (config.vllm_python, config.sglang_python, config.trust_remote_code) == ("/v/python", "", True)
+
+
+class Installed:
+    """Environments as they come and go: what is asked answers by what is there, or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.python = folder / "bin" / "python"
+        self.packages = folder / "lib" / "python3.13" / "site-packages"
+        self.python.parent.mkdir(parents=True)
+        self.packages.mkdir(parents=True)
+        self.version = ""
+        self.asked = 0
+
+    def install(self, version: str) -> None:
+        self.version = version
+        (self.packages / f"vllm-{version}.dist-info").mkdir()
+
+    def find(self, python: Path, module: str, distributions: tuple[str, ...]) -> FoundEngine:
+        assert (python, module) == (self.python, "vllm")
+        self.asked += 1
+        if not self.version:
+            raise EngineAbsentError("none installed")
+        return FoundEngine(distributions[0], self.version)
+
+
+def test_engine_that_is_installed_or_replaced_later_is_offered_and_told_and_nothing_is_asked_in_vain(
+    tmp_path: Path,
+) -> None:
+    installed, told, now = Installed(tmp_path), list[frozenset[str]](), 0.0
+    config = AgentConfig(vllm_python=str(installed.python))
+    watch = EngineWatch(
+        find_engines(config, installed.find), config, told.append, find=installed.find, clock=lambda: now
+    )
+    assert set(watch.offered.adapters) == {"torch", "simulated"}
+    for _ in range(20):
+        assert not watch.look()
+    assert installed.asked == 1  # a look at the disk tells that nothing has changed
+    installed.install("0.32.0")
+    assert watch.look()
+    assert watch.offered.versions == {"vllm": "0.32.0"}
+    installed.install("0.33.0")
+    assert watch.look()
+    adapter = watch.adapters["vllm"]
+    assert isinstance(adapter, VllmAdapter)
+    assert adapter.install.version == "0.33.0"
+    assert told == [frozenset({"vllm"})] * 2
+    now = 3600.0
+    assert not watch.look()
+    assert installed.asked == 4  # now and then it is asked all the same
+
+
+def test_engine_is_withdrawn_only_when_it_does_not_answer_twice_and_what_runs_is_read_on(
+    tmp_path: Path,
+) -> None:
+    installed, told = Installed(tmp_path), list[frozenset[str]]()
+    installed.install("0.33.0")
+    config = AgentConfig(vllm_python=str(installed.python))
+    watch = EngineWatch(find_engines(config, installed.find), config, told.append, find=installed.find)
+    installed.version = ""
+    (installed.packages / "other").mkdir()
+    assert not watch.look()
+    assert "vllm" in watch.offered.adapters
+    installed.version = "0.33.0"
+    assert not watch.look()  # it had only been busy
+    installed.version = ""
+    (installed.packages / "another").mkdir()
+    assert not watch.look()
+    assert watch.look()
+    assert "vllm" not in watch.offered.adapters
+    assert "vllm" in watch.adapters
+    assert watch.offered.notes == ("vLLM is not offered: none installed",)
+    assert told == [frozenset()]

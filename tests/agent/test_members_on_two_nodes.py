@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.gang_nodes import REPLICA, GangNodes
+from tests.fakes.gang import REPLICA
+from tests.fakes.gang_nodes import GangNodes
 from tests.fakes.local_node import LocalNode
 from workers.agent import processes
 from workers.agent.journal import AttemptRow
@@ -78,7 +79,7 @@ def test_death_of_one_engine_ends_both_and_the_next_start_brings_both_back(
     gang.wait_states(FAILED, FAILED)
     assert "killed by SIGKILL" in gang.seen(number).reason
     for _ in range(5):
-        gang.tick()
+        gang.round()
     assert gang.states == (FAILED, FAILED)
     assert not [process for process in before if processes.is_alive(process)]
     gang.begin_start()

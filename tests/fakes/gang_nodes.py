@@ -1,23 +1,24 @@
-"""Two nodes with the two members of one replica, and what a leader does for them: starts, and passing on."""
+"""Two nodes with the members of one replica: agents' loops in the test itself, or agents of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.fakes.gang import REPLICA, Gang
+from tests.fakes.installed_agent import InstalledAgent
 from tests.fakes.local_node import LocalNode
-from tests.fakes.node import make_spec, wait_for
+from tests.fakes.node import make_home
+from tests.fakes.valkey import Valkey
+from workers.agent import processes
 from workers.agent.facts import Policy
 from workers.engines.base import EngineAdapter
 from workers.protocol.observed import ObservedState, ReplicaObserved
-from workers.protocol.wish import GangMember, WantedState
-
-REPLICA = "r1"
-HOSTS = ("127.0.0.1", "127.0.0.1")
+from workers.protocol.wish import ReplicaSpec
 
 
-class GangNodes:
-    """Node 0 has the head. `tick` does a round of both agents and tells what the head has told."""
+class GangNodes(Gang):
+    """The loops of both agents run as the test waits."""
 
     def __init__(
         self, folder: Path, adapter: Callable[[], EngineAdapter] | None = None, **changes: object
@@ -27,72 +28,57 @@ class GangNodes:
             LocalNode(folder / name, policy=policy, adapter=adapter() if adapter else None)
             for name in ("n0", "n1")
         ]
-        self.epoch = 0
-        self.wanted = [WantedState.RUN, WantedState.RUN]
-        self.generation = 1
-        self.tells_head = True
-        self._changes = changes
-        self._sent: list[object] = [None, None]
+        super().__init__(**changes)
 
     def close(self) -> None:
         for node in self.nodes:
             node.close()
 
-    def begin_start(self) -> None:
-        """Start the whole (again)."""
-        self.epoch += 1
-        self._tell()
-
-    def ask(self, *wanted: WantedState) -> None:
-        self.generation += 1
-        self.wanted = list(wanted)
-        self._tell()
-
-    def tick(self) -> None:
-        self._tell()
-        for node in self.nodes:
-            node.reconciler.tick()
-
     def seen(self, number: int) -> ReplicaObserved:
         return self.nodes[number].replica(REPLICA)
 
-    @property
-    def states(self) -> tuple[ObservedState, ...]:
-        return tuple(self.seen(number).state for number in (0, 1))
+    def send(self, number: int, spec: ReplicaSpec) -> None:
+        self.nodes[number].wish(spec)
 
-    def wait(self, condition: Callable[[], object], what: str) -> None:
-        def ticked() -> bool:
-            self.tick()
-            return bool(condition())
+    def round(self) -> None:
+        self.pass_on()
+        for node in self.nodes:
+            node.reconciler.tick()
 
-        def describe() -> str:
-            return f"{what}; {self.seen(0)}; {self.seen(1)}"
 
-        try:
-            wait_for(ticked, what)
-        except AssertionError as error:
-            raise AssertionError(describe()) from error
+class GangAgents(Gang):
+    """Both agents are processes, as operators run them, with the engines that they really have."""
 
-    def wait_states(self, *states: ObservedState) -> None:
-        self.wait(
-            lambda: self.states == states and all(self.seen(n).epoch == self.epoch for n in (0, 1)),
-            f"start {self.epoch}: {[state.value for state in states]}",
-        )
+    def __init__(
+        self,
+        folder: Path,
+        valkey: Valkey,
+        env: dict[str, str] | None = None,
+        prefixes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ()),
+        hosts: tuple[str, str] = ("127.0.0.1", "127.0.0.1"),
+        **changes: object,
+    ) -> None:
+        self.agents = []
+        for number, host in enumerate(hosts):
+            address = {"EXAOPS_AGENT_ADDRESS": host, "EXAOPS_AGENT_STOP_GRACE_SECONDS": "2"}
+            home = make_home(folder / f"n{number}", valkey.url)
+            agent = InstalledAgent(home, valkey, address | (env or {}))
+            agent.prefix = prefixes[number]
+            self.agents.append(agent)
+        super().__init__(hosts, **changes)
 
-    def _tell(self) -> None:
-        head = self.seen(0)
-        known = self.tells_head and head.epoch == self.epoch and head.rendezvous
-        for number, node in enumerate(self.nodes):
-            member = GangMember(
-                number=number,
-                count=2,
-                epoch=self.epoch,
-                head_address=head.address if number and known else "",
-                rendezvous=head.rendezvous if number and known else "",
-                hosts=HOSTS,
-            )
-            changes = {"member": member, "wanted": self.wanted[number], **self._changes}
-            spec = make_spec(REPLICA, generation=self.generation, **changes)
-            if spec != self._sent[number]:
-                self._sent[number] = spec
-                node.wish(spec)
+    def start(self) -> None:
+        for agent in self.agents:
+            agent.start()
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.close()
+        assert not [p for agent in self.agents for p in processes.labelled(agent.node_id)]
+
+    def seen(self, number: int) -> ReplicaObserved:
+        nothing = ReplicaObserved(replica_id=REPLICA, generation=0, state=ObservedState.WAITING)
+        return self.agents[number].replica(REPLICA) or nothing
+
+    def send(self, number: int, spec: ReplicaSpec) -> None:
+        self.agents[number].wish(spec)

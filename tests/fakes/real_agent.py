@@ -1,25 +1,21 @@
-"""The agent as operators run it, with the engines that it really has."""
+"""An installed agent that is recorded as a node."""
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
 from exaserve_ops.inventory.models import FailureDomain
 from exaserve_ops.inventory.models import Node as NodeRow
-from tests.fakes.node import Node, make_home
+from tests.fakes.installed_agent import InstalledAgent
+from tests.fakes.node import make_home
 from tests.fakes.valkey import Valkey
 from workers.agent import processes
 from workers.agent.journal import Journal
 
-CODE = Path(__file__).resolve().parents[2]
 
-
-class RealAgent(Node):
+class RealAgent(InstalledAgent):
     """An agent, recorded as a node, and all that it starts."""
 
     def __init__(self, folder: Path, store: Valkey, *, name: str, address: str) -> None:
@@ -31,20 +27,6 @@ class RealAgent(Node):
         domain = FailureDomain.objects.create(kind="host", name=name)
         self.pk = uuid.UUID(self.node_id)
         NodeRow.objects.create(pk=self.pk, name=name, failure_domain=domain)
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *self.prefix,
-                    *(sys.executable, "-m", "workers.agent", "run", "--home", str(self.home.root)),
-                ],
-                cwd=CODE,
-                env=os.environ | self._env,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
 
     def lose_power(self) -> None:
         """SIGKILL for the agent and for every process that it started, as when the machine is off."""

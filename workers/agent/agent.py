@@ -19,7 +19,7 @@ from workers.agent.commands import CommandDesk, Reactions
 from workers.agent.config import AgentConfig
 from workers.agent.credential import LinkFile
 from workers.agent.engine_caches import EngineCaches
-from workers.agent.engines import NodeEngines
+from workers.agent.engines import EngineWatch, NodeEngines
 from workers.agent.facts import Held
 from workers.agent.footprints import Footprints
 from workers.agent.foreign import ForeignWatch, Places
@@ -78,7 +78,7 @@ class Agent:
         self._home = home
         self._identity = identity
         self._config = msgspec.structs.replace(config, address=address)
-        self._engines = engines
+        self._engines = EngineWatch(engines, config, self._take_over_engines)
         self._boot_id = str(uuid.uuid4())
         self._stopping = threading.Event()
         self._told_sharing: frozenset[str] = frozenset()
@@ -92,7 +92,7 @@ class Agent:
         )
         self._caches = EngineCaches(
             home.engine_cache,
-            engines.adapters,
+            self._engines.adapters,
             wanted=self._weights.wanted,
             ready_folder=lambda revision: self._weights.verdict(revision).folder,
         )
@@ -220,6 +220,7 @@ class Agent:
         self._loop.start()
         self._hardware.start()
         self._loads.start()
+        self._engines.start()
         self._foreign.start()
         self._reporter.start()
         self._pulse.start()
@@ -256,6 +257,7 @@ class Agent:
         self._moves.stop()
         self._foreign.stop()
         self._loads.stop()
+        self._engines.stop()
         self._hardware.stop()
         self._loop.stop()
         self._caches.stop()
@@ -286,6 +288,16 @@ class Agent:
     def _take_over_hardware(self, survey: Survey) -> None:
         self._runner.accelerators = survey.accelerators
         self._say_hello()
+
+    def _take_over_engines(self, changed: frozenset[str]) -> None:
+        """Tell of it, and launch what could not be launched without these engines."""
+        wish = self._journal.wish()
+        engines = {spec.replica_id: spec.engine for spec in (wish.specs if wish else ())}
+        for row in self._journal.replicas():
+            if row.refusal and engines.get(row.replica_id) in changed:
+                self._journal.refuse(row.replica_id, row.generation, "")
+        self._say_hello()
+        self._wake()
 
     def _say_hello(self) -> None:
         self._reporter.say_hello()
@@ -325,8 +337,8 @@ class Agent:
                 msgspec.structs.replace(found, shares_memory=found.uuid in self._told_sharing)
                 for found in survey.accelerators
             ),
-            engines=tuple(sorted(self._engines.adapters)),
-            engine_versions=dict(self._engines.versions),
+            engines=tuple(sorted(self._engines.offered.adapters)),
+            engine_versions=dict(self._engines.offered.versions),
             cpu_count=usable_cpu_count(limits),
             memory_bytes=usable_memory_bytes(limits),
             labels=self._config.labels,
@@ -336,7 +348,7 @@ class Agent:
             split_cards=survey.split_cards,
             mps_ready=survey.mps.ready,
             mps_note=survey.mps.note,
-            probe_notes=(*survey.notes, *self._engines.notes, *self._foreign.misplaced),
+            probe_notes=(*survey.notes, *self._engines.offered.notes, *self._foreign.misplaced),
         )
 
     def _heartbeat(self, sequence: int) -> v1.Heartbeat:

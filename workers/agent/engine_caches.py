@@ -38,7 +38,7 @@ class EngineCaches:
     ) -> None:
         """Fill `root/<engine>`. `ready_folder`: where a revision's verified files are; `None`: not now."""
         self._root = root
-        self._engines = frozenset(engines)
+        self._engines = engines
         self._wanted = wanted
         self._ready_folder = ready_folder
         self._failures = 0
