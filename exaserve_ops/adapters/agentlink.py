@@ -15,6 +15,7 @@ from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.sessions.domain.moves import MoveOrder
 from exaserve_ops.weights.domain.wanted import SwarmPart, WantedImport, WantedWeights
 from workers.protocol import digests, names, v1
+from workers.protocol.engines.session_moves import WARM_PREFILL
 from workers.protocol.imports import WeightsImport
 from workers.protocol.weights import SwarmOrder, SwarmParent, WeightsSource, WeightsWanted
 from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
@@ -150,6 +151,7 @@ class CeleryAgentLink:
             transfer_key=digests.transfer_key(engine_key, order.transfer_id).hex(),
             target=f"http://{order.target_address}",
             bytes_per_second=order.bytes_per_second,
+            way=WARM_PREFILL if order.computes else "",
         )
         self._send(order.source_node_id, command)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from exaserve_ops.controllers.fleet_state import FleetState
@@ -22,6 +22,7 @@ from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.sessions.domain.moves import PLANNED, SENDING, SWITCHING, MoveOrder, Pin, move_command
 from exaserve_ops.sessions.domain.pace import BytePace, MoveLimits
 from exaserve_ops.sessions.domain.relocation import (
+    PREFILL,
     RECOMPUTE,
     RelocationPlan,
     ReplicaRoom,
@@ -170,6 +171,7 @@ class SessionMoves:
             "turns": pin.turns,
             "way": move.estimate.way,
         }
+        order = replace(order, computes=move.estimate.way == PREFILL)
         view = self._state.node(order.source_node_id)
         if move.estimate.way == RECOMPUTE or view.liveness == DEAD:
             facts["way"], row.reason = RECOMPUTE, "the target computes it again"

@@ -19,6 +19,13 @@ from exaserve_ops.sessions.models import InferenceSession
 
 SHOWN = 50
 """Of moves, of what waits, and of replicas; the counts are of all."""
+_HOW = {
+    (True, False): "KV is sent where that is faster, or else computed at the next turn",
+    (True, True): "KV is sent where that is faster, or else computed before the next turn",
+    (False, True): "the target computes the context before the next turn",
+    (False, False): "the target computes the context at the next turn",
+}
+"""By whether replicas of a deployment send KV, and whether they know their sessions' text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +38,8 @@ class MoveLine:
     target: Replica | None = None
     estimate: Estimate | None = None
     context_tokens: int = 0
+    kv_bytes: int = 0
+    """Of its context, whether they are sent or not; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,10 @@ class DeploymentLine:
     near: str
     """Break-even within a node, in words; empty: not measured yet."""
     across: str
+    sends_kv: bool
+    """Whether any of its replicas can."""
+    how: str
+    """What its engines can do for a session that moves, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +80,8 @@ def describe_plan(fleet: FleetSessions, plan: RelocationPlan) -> MigrationPlan:
     places = {key for move in moves for key in (move.source_id, move.target_id)}
     places |= {stay.replica_id for stay in stays} | {key for key, _ in pressures}
     replicas = {str(pk): row for pk, row in Replica.objects.in_bulk(places).items()}
+    rates = dict(fleet.rates)
+    kv_bytes = {h.replica_id: rates.get(h.deployment, Rates(0)).kv_bytes_per_token for h in fleet.holders}
     return MigrationPlan(
         moves=tuple(
             MoveLine(
@@ -76,6 +91,7 @@ def describe_plan(fleet: FleetSessions, plan: RelocationPlan) -> MigrationPlan:
                 replicas.get(move.target_id),
                 move.estimate,
                 move.context_tokens,
+                move.context_tokens * kv_bytes.get(move.source_id, 0),
             )
             for move in moves
         ),
@@ -92,6 +108,8 @@ def describe_plan(fleet: FleetSessions, plan: RelocationPlan) -> MigrationPlan:
 
 def _deployments(fleet: FleetSessions, notes: dict[str, str]) -> tuple[DeploymentLine, ...]:
     rows = _by_key([key for key, _ in fleet.rates])
+    sending = {holder.deployment for holder in fleet.holders if holder.kv_layout}
+    telling = {holder.deployment for holder in fleet.holders if holder.knows_text}
     lines = [
         DeploymentLine(
             rows.get(key),
@@ -99,6 +117,8 @@ def _deployments(fleet: FleetSessions, notes: dict[str, str]) -> tuple[Deploymen
             notes.get(key, ""),
             _break_even(rates, same_node=True),
             _break_even(rates, same_node=False),
+            key in sending,
+            _HOW[key in sending, key in telling],
         )
         for key, rates in fleet.rates
     ]

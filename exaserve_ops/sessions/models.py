@@ -73,9 +73,15 @@ class Relocation(models.Model):
     )
     asked_by = models.CharField(max_length=120, blank=True, help_text="Empty: the controllers chose it.")
     reason = models.CharField(max_length=500, blank=True, help_text="What was last said of it.")
-    way = models.CharField(max_length=16, blank=True, help_text="`transfer`, or `recompute` without its KV.")
+    way = models.CharField(
+        max_length=16,
+        blank=True,
+        help_text="`transfer`; `prefill`: the target computes it before the next turn; or `recompute` at it.",
+    )
     carrier = models.CharField(
-        max_length=16, blank=True, help_text="What its KV went by: `shared_memory` of the node, or `tcp`."
+        max_length=16,
+        blank=True,
+        help_text="What its KV went by: `shared_memory` of the node, `tcp` or `nixl`; or `computed`.",
     )
     owner_epoch = models.BigIntegerField(default=0, help_text="In the session table, when it began.")
     turns = models.BigIntegerField(default=0, help_text="Turns in the session table, when it began.")

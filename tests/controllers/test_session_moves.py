@@ -331,7 +331,7 @@ def test_turn_that_runs_is_waited_for(world: World) -> None:
 
 
 def test_moves_without_kv_do_not_wait_for_one_another(world: World) -> None:
-    Release.objects.update(engine="vllm")
+    Release.objects.update(engine="simulated")
     now = clock.now()
     for number in range(6):
         name = f"talk-{number}"
@@ -481,3 +481,68 @@ def test_leader_that_dies_after_the_swap_lets_the_next_one_tell_the_source(world
     world.lead_anew().step()
     assert world.row().status == "done"
     assert len(world.told(v1.LetSessionGo)) == 1
+
+
+# -- engines that are not ours ---------------------------------------------------------------------------
+NIXL = {"kv_connector": "NixlConnector"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "way"),
+    [("vllm", NIXL, "transfer"), ("vllm", {}, "prefill"), ("sglang", {}, "prefill")],
+)
+def test_engines_that_are_not_ours_move_sessions_as_they_can(
+    world: World, engine: str, options: dict[str, str], way: str
+) -> None:
+    Release.objects.update(engine=engine, engine_options=options)
+    order = world.begin()
+    assert (world.row().way, world.row().status) == (way, "sending")
+    assert order.way == ("warm_prefill" if way == "prefill" else "")
+    world.answer(order, carrier="nixl" if way == "transfer" else "computed")
+    world.moves.step()
+    row = world.row()
+    assert (row.status, row.way, row.carrier) == ("done", way, "nixl" if way == "transfer" else "computed")
+    assert world.pin() == Pin(str(world.target.pk), 2, 1)
+
+
+def test_engines_that_keep_no_prefixes_have_their_next_turn_computed(world: World) -> None:
+    Release.objects.update(engine="vllm", engine_options={"enable_prefix_caching": False})
+    world.ask()
+    world.moves.step()
+    assert (world.row().status, world.row().way) == ("done", "recompute")
+    assert world.told(v1.MoveSession) == []
+
+
+def test_kv_of_another_shape_is_not_asked_for_and_the_target_computes(world: World) -> None:
+    Release.objects.update(engine="vllm", engine_options=NIXL)
+    other = Release.objects.get(pk=world.target.release_id)
+    other.pk, other.number, other.engine_options = None, other.number + 1, {**NIXL, "block_size": 64}
+    other.save()
+    Replica.objects.filter(pk=world.target.pk).update(release=other)
+    assert world.begin().way == "warm_prefill"
+
+
+def test_what_a_target_computed_is_recorded_as_that_whatever_was_planned(world: World) -> None:
+    Release.objects.update(engine="vllm", engine_options=NIXL)
+    world.answer(world.begin(), carrier="computed", sent_bytes=0, target_tokens=480)
+    row = world.row()
+    assert (row.way, row.sent_bytes, row.reason) == ("prefill", 0, "480 tokens were computed there")
+
+
+def test_context_that_could_not_be_computed_before_is_at_the_next_turn(world: World) -> None:
+    Release.objects.update(engine="vllm", engine_options={})
+    order = world.begin()
+    world.answer(order, code="busy", reason="The engine is busy.", sent_bytes=0, target_tokens=0)
+    world.moves.step()
+    row = world.row()
+    assert (row.status, row.way) == ("done", "recompute")
+    events = Event.objects.filter(event="move_skip_sending")
+    assert "the target could not compute it before: busy: The engine is busy." in events.get().reason
+
+
+def test_export_that_fails_leaves_the_session_at_its_source(world: World) -> None:
+    Release.objects.update(engine="vllm", engine_options=NIXL)
+    world.answer(world.begin(), code="engine_refused", reason="The engine answered 500")
+    world.moves.step()
+    assert (world.row().status, world.row().way) == ("failed", "transfer")
+    assert world.pin() == Pin(str(world.source.pk), 1, 1)

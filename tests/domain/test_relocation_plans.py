@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from exaserve_ops.sessions.domain.relocation import (
     ACTIVE_SECONDS,
+    MOST_PREFILL_SECONDS,
+    PREFILL,
     RECOMPUTE,
     TRANSFER,
     Budget,
@@ -219,6 +221,31 @@ def test_kv_goes_along_only_where_that_is_faster_and_possible() -> None:
     assert "not both ways were measured" in unknown.sentence()
 
 
+def test_target_computes_between_the_turns_what_its_engine_can_be_told_as_text() -> None:
+    even = break_even_tokens(RATES, same_node=True)
+    assert even is not None
+    for tokens, way in ((even - 1, PREFILL), (even + 1, TRANSFER)):
+        found = estimate_move(int(tokens), RATES, same_node=True, same_layout=True, knows_text=True)
+        assert found.way == way, "below the break-even it computes, above it KV is sent"
+    without = estimate_move(8000, RATES, same_node=True, same_layout=False, knows_text=True)
+    assert (without.way, without.kv_bytes) == (PREFILL, 0)
+    assert without.sentence() == "the target computes it before the next turn, about 1.600 s"
+    long = int(MOST_PREFILL_SECONDS * 5_000) + 1
+    assert estimate_move(long, RATES, same_node=True, same_layout=False, knows_text=True).way == RECOMPUTE
+    unknown = estimate_move(long, Rates(1000), same_node=True, same_layout=False, knows_text=True)
+    assert (unknown.way, unknown.sentence()) == (PREFILL, "the target computes it before the next turn")
+
+
+def test_balance_has_nobody_compute_what_it_could_leave_alone() -> None:
+    full = holder("a", kv_layout="", knows_text=True)
+    parts: tuple[Part, ...] = (full, holder("b", kv_layout="", knows_text=True))
+    crowd = [session(f"s{n}", "a", 2_000) for n in range(8)]
+    assert plan_relocations(fleet(*parts, *crowd), PLENTY).moves == ()
+    leaving = replace(full, leaves="node a drains", accepts=False)
+    plan = plan_relocations(fleet(leaving, parts[1], *crowd), PLENTY)
+    assert {move.estimate.way for move in plan.moves} == {PREFILL}
+
+
 def test_balance_moves_no_conversation_that_would_have_to_be_computed_again() -> None:
     short = [session(f"s{i}", "a", 50) for i in range(240)]
     plan = plan_relocations(fleet(holder("a"), holder("b"), *short), PLENTY)
@@ -255,6 +282,7 @@ def fleets(draw: st.DrawFn) -> FleetSessions:
             draw(st.sampled_from([None, 0, 4_000, 16_000])),
             accepts=draw(st.booleans()),
             leaves=draw(st.sampled_from(["", "", "drain"])),
+            knows_text=draw(st.booleans()),
         )
         for i in range(count)
     ]
@@ -306,7 +334,8 @@ def test_no_plan_breaks_a_turn_or_a_budget(
         source = holders.get(move.source_id)
         if source is not None:
             assert source.deployment == target.deployment
-            assert move.estimate.way == RECOMPUTE or source.kv_layout == target.kv_layout != ""
+            assert move.estimate.way != TRANSFER or source.kv_layout == target.kv_layout != ""
+            assert move.estimate.way != PREFILL or (source.knows_text and target.knows_text)
         nodes.update({h.node_id for h in (source, target) if h is not None})
     assert len(plan.moves) <= max(0, per_fleet - len(world.underway))
     assert all(nodes[n] <= max(0, per_node - before[n]) for n in nodes)

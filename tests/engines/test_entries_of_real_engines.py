@@ -77,3 +77,48 @@ def test_build_for_processors_answers_for_the_version_that_is_asked_for(engines:
     (engines / "vllm-0.33.0.dist-info").mkdir()
     (engines / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.33.0\n")
     assert start(VLLM_ENTRY, engines)["version"] == "0.33.0"
+
+
+SERVER = """
+class App:
+    def build_middleware_stack(self):
+        return "sglang"
+
+app = App()
+"""
+LAUNCHED = """
+import json
+from sglang.srt.entrypoints.http_server import app
+stack = app.build_middleware_stack()
+print(json.dumps({"outermost": type(stack).__name__, "within": getattr(stack, "_app", stack)}))
+"""
+
+
+def test_sglangs_server_has_what_moves_sessions_around_all_else(engines: Path) -> None:
+    folder = engines / "sglang" / "srt" / "entrypoints"
+    folder.mkdir(parents=True)
+    (folder / "http_server.py").write_text(SERVER)
+    (engines / "sglang" / "launch_server.py").write_text(LAUNCHED)
+    keys = {"EXAOPS_ENGINE_API_KEY": "the-key"}
+    told = start(SGLANG_ENTRY, engines, EXAOPS_SESSION_MOVES="warm_prefill", **keys)
+    assert told == {"outermost": "SessionMoves", "within": "sglang"}
+    without = start(SGLANG_ENTRY, engines, EXAOPS_SESSION_MOVES="none", **keys)
+    assert without["within"] == "sglang"
+    assert without["outermost"] == "str"
+
+
+def test_a_server_that_is_built_in_another_way_starts_all_the_same(engines: Path) -> None:
+    told = start(SGLANG_ENTRY, engines, EXAOPS_ENGINE_API_KEY="k", EXAOPS_SESSION_MOVES="warm_prefill")
+    assert told["module"] == "sglang/launch_server"
+
+
+def test_vllm_finds_what_moves_sessions_and_nothing_else_of_this_product(engines: Path) -> None:
+    server = engines / "vllm" / "entrypoints" / "openai" / "api_server.py"
+    server.write_text(
+        "import importlib.util, json\n"
+        "from exaops_moves.app import SessionMoves\n"
+        "found = {name: bool(importlib.util.find_spec(name)) for name in ('workers', 'exaserve_ops')}\n"
+        "print(json.dumps(found | {'class': SessionMoves.__name__}))\n"
+    )
+    found = start(VLLM_ENTRY, engines)
+    assert found == {"workers": False, "exaserve_ops": False, "class": "SessionMoves"}

@@ -21,6 +21,7 @@ from workers.kv.tiers import heat
 from workers.protocol.engines import own
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineOption, EngineTable, read_version
+from workers.protocol.engines.session_moves import kv_shape, session_moves
 from workers.protocol.engines.tables import TABLES
 
 VLLM = VllmAdapter(EngineInstall(Path("/venv/bin/python"), "0.33.0"))
@@ -212,10 +213,65 @@ def test_a_connector_is_told_in_one_object_with_a_port_of_its_own() -> None:
         "kv_connector": "NixlConnector",
         "kv_role": "kv_both",
         "kv_buffer_device": "cpu",
-        "kv_connector_extra_config": {"backends": ["UCX"]},
+        # What is exported for a move and not fetched comes free in time.
+        "kv_connector_extra_config": {"kv_lease_duration": 30, "backends": ["UCX"]},
     }
     ports = first_ports(VLLM_CPU.port_blocks(options), context_for(VLLM_CPU, options).ports)
     assert launch.env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == str(ports["nixl"])
+
+
+def test_what_was_exported_comes_free_whatever_the_version_and_as_was_asked_for() -> None:
+    options: EngineOptions = {"kv_connector": "NixlConnector"}
+    assert "VLLM_NIXL_ABORT_REQUEST_TIMEOUT" not in VLLM.build_launch(options, context_for(VLLM, options)).env
+    old = OLD_VLLM.build_launch(options, context_for(OLD_VLLM, options))
+    assert old.env["VLLM_NIXL_ABORT_REQUEST_TIMEOUT"] == "30"
+    asked = options | {"kv_connector_extra_config": '{"kv_lease_duration": 90}'}
+    told = json.loads(flags(VLLM.build_launch(asked, context_for(VLLM, asked)))["--kv-transfer-config"])
+    assert told["kv_connector_extra_config"] == {"kv_lease_duration": 90}
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "moves"),
+    [
+        ("torch", {}, "block_transfer"),
+        ("simulated", {}, "none"),
+        ("vllm", {}, "warm_prefill"),
+        ("vllm", {"kv_connector": "NixlConnector"}, "export_import"),
+        ("vllm", {"kv_connector": "NixlPullConnector", "kv_role": "kv_both"}, "export_import"),
+        ("vllm", {"kv_connector": "NixlConnector", "kv_role": "kv_producer"}, "warm_prefill"),
+        ("vllm", {"kv_connector": "NixlConnector", "pipeline_parallel_size": 2}, "warm_prefill"),
+        ("vllm", {"kv_connector": "LMCacheConnectorV1"}, "warm_prefill"),
+        ("vllm", {"kv_connector": "NixlConnector", "data_parallel_size": 2}, "none"),
+        ("vllm", {"enable_prefix_caching": False}, "none"),
+        ("sglang", {}, "warm_prefill"),
+        ("sglang", {"disable_radix_cache": True}, "none"),
+        ("sglang", {"dp_size": 2}, "none"),
+    ],
+)
+def test_engines_state_what_they_can_do_for_a_session_that_moves(
+    engine: str, options: EngineOptions, moves: str
+) -> None:
+    assert session_moves(engine, options) == moves
+
+
+def test_what_moves_sessions_stands_around_every_server_of_vllm() -> None:
+    launch = VLLM.build_launch({}, context_for(VLLM))
+    around = [word.partition("=")[2] for word in launch.argv if word.startswith("--middleware=")]
+    # The last is the outermost: other engines come without the key that the guard asks for.
+    assert around == ["exaops_guard.RequireKey", "exaops_moves.app.SessionMoves"]
+    assert launch.env["EXAOPS_SESSION_MOVES"] == "warm_prefill"
+    tp: EngineOptions = {"tensor_parallel_size": 2}
+    other_rank = replace(context_for(VLLM, tp), rank=NodeRank(1, 2, "10.0.0.1", 45_000))
+    assert not [w for w in VLLM.build_launch(tp, other_rank).argv if "exaops_moves" in w], "it has no server"
+    assert SGLANG.build_launch({}, context_for(SGLANG)).env["EXAOPS_SESSION_MOVES"] == "warm_prefill"
+
+
+def test_kv_looks_alike_only_with_options_alike() -> None:
+    options: EngineOptions = {"kv_connector": "NixlConnector", "block_size": 32}
+    same = {"block_size": 32, "max_num_seqs": 8, "kv_connector": "NixlConnector"}
+    assert kv_shape("vllm", options) == kv_shape("vllm", same)
+    for change in ({"block_size": 64}, {"kv_cache_dtype": "fp8"}, {"tensor_parallel_size": 2}):
+        assert kv_shape("vllm", options) != kv_shape("vllm", options | change)
 
 
 def test_each_copy_of_a_replica_has_event_ports_of_its_own() -> None:

@@ -438,6 +438,18 @@ _APPLY_DESIRED = v1.ApplyDesired(
     command_id="c-1", lease_epoch=3, deadline_seconds=60.0, revision=12, replicas=(_SPEC,)
 )
 
+_MOVE_SESSION_1_4 = v1.MoveSession(
+    command_id="c-7",
+    lease_epoch=3,
+    deadline_seconds=60.0,
+    replica_id="r-1",
+    attempt=2,
+    session_id="s ü",
+    transfer_id="0f" * 16,
+    transfer_key="a1" * 32,
+    target="http://10.0.0.2:41000",
+    bytes_per_second=5e8,
+)
 _SESSION_SENT_1_4 = v1.SessionSent(
     node_id=NODE_ID,
     command_id="c-7",
@@ -554,18 +566,7 @@ COMMANDS: dict[str, v1.Command] = {
         minimum_blocks=32,
         ceiling_blocks=64,
     ),
-    "move_session": v1.MoveSession(
-        command_id="c-7",
-        lease_epoch=3,
-        deadline_seconds=60.0,
-        replica_id="r-1",
-        attempt=2,
-        session_id="s ü",
-        transfer_id="0f" * 16,
-        transfer_key="a1" * 32,
-        target="http://10.0.0.2:41000",
-        bytes_per_second=5e8,
-    ),
+    "move_session": msgspec.structs.replace(_MOVE_SESSION_1_4, way="warm_prefill"),
     "let_session_go": v1.LetSessionGo(
         command_id="c-8", lease_epoch=3, deadline_seconds=60.0, replica_id="r-1", attempt=2, session_id="s"
     ),
@@ -583,6 +584,7 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.3-heartbeat": _HEARTBEAT_1_3,
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
     "v1.4-session_sent": _SESSION_SENT_1_4,
+    "v1.4-move_session": _MOVE_SESSION_1_4,
     "v1.4-heartbeat": _HEARTBEAT_1_4,
     "v1.5-heartbeat": _HEARTBEAT_1_5,
     "v1.6-heartbeat": _HEARTBEAT_1_6,
@@ -593,7 +595,7 @@ OLDER: dict[str, v1.Report | v1.Command] = {
 }
 """What golden files of an earlier minor mean, where the message has gained fields since."""
 _MINOR_OF_SAMPLE = {
-    "hello": 4, "heartbeat": 7, "end_process": 3, "set_kv_limits": 4, "apply_desired": 7, "move_session": 4,
+    "hello": 4, "heartbeat": 7, "end_process": 3, "set_kv_limits": 4, "apply_desired": 7, "move_session": 7,
     "let_session_go": 4, "session_sent": 5, "apply_weights": 6, "import_findings": 6,
 }  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""

@@ -116,6 +116,7 @@ class SessionMoves:
             "key": command.transfer_key,
             "target": command.target,
             "bytes_per_second": command.bytes_per_second,
+            **({"way": command.way} if command.way else {}),
         }
         seconds = min(max(command.deadline_seconds, 1.0), _MOST_SECONDS)
         try:

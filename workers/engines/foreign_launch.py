@@ -14,6 +14,8 @@ from workers.protocol.engines.option import EngineTable, read_environment
 HTTP = "http"
 KV_EVENTS, KV_REPLAY = "kv events", "kv replay"
 KV_TOPIC = "kv-events"
+ENV_SESSION_MOVES = "EXAOPS_SESSION_MOVES"
+"""Tells `inside.exaops_moves`, in the engine's own process, what the engine was started for."""
 _SOCKET_CHARACTERS = 107
 """Most of a Unix socket's address on Linux."""
 _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"

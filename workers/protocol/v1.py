@@ -267,6 +267,8 @@ class MoveSession(_Command, frozen=True, kw_only=True, tag_field="kind", tag="mo
     """`http://host:port` of the engine that is to have it."""
     bytes_per_second: float = 0.0
     """0: as fast as it goes."""
+    way: str = ""
+    """`warm_prefill`: have the target compute the context, even where KV could be sent. Since 1.7."""
 
 
 class LetSessionGo(_Command, frozen=True, kw_only=True, tag_field="kind", tag="let_session_go"):

@@ -59,7 +59,7 @@ class PlannedMoveSerializer(serializers.Serializer[dict[str, object]]):
     session = serializers.IntegerField()
     replica = serializers.UUIDField(help_text="Where it is.")
     target = serializers.UUIDField()
-    way = serializers.CharField(help_text="`transfer`, or `recompute` without its KV.")
+    way = serializers.CharField(help_text="`transfer`, `prefill` or `recompute`.")
     context_tokens = serializers.IntegerField()
     kv_bytes = serializers.IntegerField()
     estimate = serializers.CharField(help_text="How the two ways compare.")

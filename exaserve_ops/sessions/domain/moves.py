@@ -34,7 +34,7 @@ RELOCATION = Lifecycle(
     ),
     meanings={
         PLANNED: "Waits for its turn.",
-        SENDING: "The source sends its KV to the target; it is served where it was.",
+        SENDING: "Its KV gets to the target, or the target computes it; it is served where it was.",
         SWITCHING: "The target has what it is to have; the next turn is about to go there.",
         DONE: "Its next turn goes to the target.",
         DROPPED: "It stays where it was, since something came between: a turn, or too long a wait.",
@@ -42,8 +42,10 @@ RELOCATION = Lifecycle(
     },
 )
 
-WITHOUT_KV = frozenset({"session_unknown", "other_shape", "not_found", "status_404"})
-"""What engines say where there is no KV that could be sent, now or later."""
+WITHOUT_KV = frozenset({"session_unknown", "other_shape", "not_found", "status_404", "target_said_404"})
+"""What engines say where there is nothing that could be sent, now or later."""
+COMPUTED = "computed"
+"""Carrier of a move whose target computed the context: nothing but text went there."""
 BETWEEN = frozenset({"turn_runs", "already_moving", "refused"})
 """What is no failure, but somebody else's business with the session."""
 
@@ -77,6 +79,8 @@ class MoveOrder:
     seconds: float
     """For how long sending may take."""
     bytes_per_second: float
+    computes: bool = False
+    """Whether the target is to compute the context, and no KV to be sent."""
 
     @property
     def transfer_id(self) -> bytes:
@@ -96,7 +100,7 @@ class Sent:
     seconds: float = 0.0
     turn_began: bool = False
     carrier: str = ""
-    """`shared_memory` or `tcp`; empty: not said."""
+    """`shared_memory`, `tcp` or `nixl`; `computed`: the target computed it; empty: not said."""
 
 
 _KIND = "session-move"

@@ -26,8 +26,12 @@ TRIGGERS = (ASKED, LEAVING, BALANCE)
 
 TRANSFER = "transfer"
 """The KV goes along."""
+PREFILL = "prefill"
+"""The target computes the context between the turns, of text that the source gives it."""
 RECOMPUTE = "recompute"
-"""Only the affinity moves; the target computes the context when it is told to, or at the next turn."""
+"""Only the affinity moves; the target computes the context at the next turn."""
+MOST_PREFILL_SECONDS = 20.0
+"""A context that takes longer would not be there within the time of one move."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,8 @@ class Holder:
     """Replicas that they may go to; empty: any of its deployment."""
     release: str = ""
     """What it runs: a conversation that a rollout has moved does not go back to another one for balance."""
+    knows_text: bool = False
+    """Whether its engine can give its conversations' text to another one, and compute what it is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +203,9 @@ class Estimate:
 
     def sentence(self) -> str:
         """Say the comparison."""
+        if self.way == PREFILL:
+            takes = "" if self.recompute_seconds is None else f", about {self.recompute_seconds:.3f} s"
+            return f"the target computes it before the next turn{takes}"
         if self.transfer_seconds is None or self.recompute_seconds is None:
             return f"{self.way}: not both ways were measured yet"
         sign = "<" if self.transfer_seconds < self.recompute_seconds else ">="
@@ -269,13 +278,19 @@ def break_even_tokens(rates: Rates, *, same_node: bool) -> float | None:
     return (rates.fixed_seconds + sending.talk_seconds) / gained if gained > 0 else math.inf
 
 
-def estimate_move(tokens: int, rates: Rates, *, same_node: bool, same_layout: bool) -> Estimate:
-    """Compare sending the KV of so many tokens with computing it again at the target."""
+def estimate_move(
+    tokens: int, rates: Rates, *, same_node: bool, same_layout: bool, knows_text: bool = False
+) -> Estimate:
+    """Compare sending the KV of so many tokens with computing it again at the target.
+
+    `knows_text` says that the source can have the target compute it between the turns.
+    """
     kv_bytes = tokens * rates.kv_bytes_per_token
     sent = rates.sending(same_node=same_node).seconds(kv_bytes)
     transfer = rates.fixed_seconds + sent if sent is not None else None
     recompute = tokens / rates.prefill_tokens_per_second if rates.prefill_tokens_per_second else None
     way = TRANSFER
     if not same_layout or (transfer is not None and recompute is not None and transfer >= recompute):
-        way = RECOMPUTE
+        is_quick = recompute is None or recompute <= MOST_PREFILL_SECONDS
+        way = PREFILL if knows_text and is_quick else RECOMPUTE
     return Estimate(kv_bytes if way == TRANSFER else 0, transfer, recompute, way)

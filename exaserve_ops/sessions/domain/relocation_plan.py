@@ -296,6 +296,7 @@ class _Planner:
             rates,
             same_node=source is not None and source.node_id == target.node_id,
             same_layout=source is not None and source.kv_layout == target.kv_layout != "",
+            knows_text=source is not None and source.knows_text and target.knows_text,
         )
 
     def _stay(self, session: HeldSession, why: str) -> None:

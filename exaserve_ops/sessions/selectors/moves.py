@@ -13,9 +13,8 @@ from exaserve_ops.inventory.domain.drain import DRAINING, NOT_DRAINED
 from exaserve_ops.inventory.domain.liveness import ALIVE
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.departure import read_departure
-from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.reach import CLOSED
-from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.sessions.domain.handover import LeavingReplica
 from exaserve_ops.sessions.domain.moves import DONE, PLANNED, RELOCATION
 from exaserve_ops.sessions.domain.relocation import (
@@ -34,6 +33,15 @@ from exaserve_ops.sessions.domain.relocation import (
 from exaserve_ops.sessions.domain.sending import Sending, fit_sending
 from exaserve_ops.sessions.domain.timeline import prefill_rate, read_turns
 from exaserve_ops.sessions.models import InferenceSession, Relocation
+from workers.protocol.engines.session_moves import (
+    BLOCK_TRANSFER,
+    EXPORT_IMPORT,
+    NO_MOVES,
+    WARM_PREFILL,
+    Moves,
+    kv_shape,
+    session_moves,
+)
 
 REST = timedelta(seconds=10)
 """After a move has ended, before the same session is planned for again, though its replica leaves."""
@@ -46,8 +54,6 @@ MEASURED_FOR = timedelta(hours=1)
 MEASURED_MOVES = 100
 MEASURED_SESSIONS = 20
 """What moving and computing cost is judged by so much of the deployment."""
-SENDING_ENGINES = frozenset({TORCH})
-"""Engines that can send a conversation's KV."""
 ACTIVE_FOR = timedelta(seconds=ACTIVE_SECONDS)
 _CAME_BACK = Q(turns__gte=2) | Q(replica_changes__gt=0)
 """A conversation of one turn, as most may be, says nothing about the next."""
@@ -314,14 +320,15 @@ def _holder(replica: Replica, rooms: Mapping[str, ReplicaRoom], active_tokens: i
         leaves = f"node {node.name} is drained"
     room = rooms.get(str(replica.pk), ReplicaRoom())
     release = replica.release
-    sends = release.engine in SENDING_ENGINES and node is not None and not node.simulated
+    is_real = node is not None and not node.simulated
+    moves = session_moves(release.engine, release.engine_options) if is_real else NO_MOVES
     return Holder(
         replica_id=str(replica.pk),
         node_id=str(replica.node_id),
         rack="",
         deployment=str(replica.deployment_id),
-        # Of other weights nothing that was computed is worth anything; the rest of the shape engines compare.
-        kv_layout=release.model.digest if sends else "",
+        kv_layout=_kv_layout(release, moves),
+        knows_text=moves in {EXPORT_IMPORT, WARM_PREFILL},
         kv_capacity_tokens=room.kv_capacity_tokens,
         active_tokens=active_tokens,
         kv_used_ratio=room.kv_used_ratio,
@@ -331,6 +338,19 @@ def _holder(replica: Replica, rooms: Mapping[str, ReplicaRoom], active_tokens: i
         leave_to=frozenset(departure.targets) if departure else frozenset(),
         release=str(replica.release_id),
     )
+
+
+def _kv_layout(release: Release, moves: Moves) -> str:
+    """What two replicas must have alike for KV to go between them; empty: it sends none.
+
+    Of other weights nothing that was computed is worth anything. The rest of the shape our own engines
+    compare; those of others are asked for it by their options.
+    """
+    if moves == BLOCK_TRANSFER:
+        return release.model.digest
+    if moves != EXPORT_IMPORT:
+        return ""
+    return f"{release.model.digest} {kv_shape(release.engine, release.engine_options)}"
 
 
 def _underway(row: Relocation, now: datetime) -> Underway:

@@ -12,8 +12,8 @@ from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.sessions.domain.moves import BETWEEN, PLANNED, RELOCATION, WITHOUT_KV, Sent
-from exaserve_ops.sessions.domain.relocation import BALANCE, RECOMPUTE
+from exaserve_ops.sessions.domain.moves import BETWEEN, COMPUTED, PLANNED, RELOCATION, WITHOUT_KV, Sent
+from exaserve_ops.sessions.domain.relocation import BALANCE, PREFILL, RECOMPUTE
 from exaserve_ops.sessions.domain.relocation import Relocation as PlannedMove
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.selectors.moves import best_target, takes_sessions
@@ -128,32 +128,44 @@ def record_sent(relocation_id: UUID, sent: Sent, *, node_id: UUID, now: datetime
     if row is None or row.source is None or row.source.node_id != node_id:
         return
     actor = f"agent:{row.source.node}"
-    event, reason, facts = _meaning(sent, row.trigger)
+    event, reason, facts = _meaning(sent, row.trigger, row.way)
     try:
         advance_relocation(relocation_id, event, reason=reason, actor=actor, now=now, **facts)
     except IllegalTransitionError:
         return
 
 
-def _meaning(sent: Sent, trigger: str) -> tuple[str, str, dict[str, int | float | str]]:
+def _meaning(sent: Sent, trigger: str, way: str) -> tuple[str, str, dict[str, int | float | str]]:
     """Event, reason and facts of what came of sending."""
-    if sent.code in WITHOUT_KV:
-        why = f"there is no KV to send: {sent.reason or sent.code}"
-        if trigger == BALANCE:
-            return "drop", f"{why}, and to compute it again elsewhere is not worth it", {}
-        return "skip_sending", why, {"way": RECOMPUTE}
-    told = f"{sent.code}: {sent.reason}" if sent.reason else sent.code
     if sent.code:
-        return ("drop" if sent.code in BETWEEN else "fail"), told, {}
+        return _unsent(sent, trigger, way)
+    computed = sent.carrier == COMPUTED
     facts: dict[str, int | float | str] = {
         "sent_bytes": sent.sent_bytes,
         "target_tokens": sent.target_tokens,
         "send_seconds": sent.seconds,
         "carrier": sent.carrier[:_CARRIER_CHARACTERS],
     }
+    if computed:
+        facts["way"] = PREFILL
     if sent.turn_began:
         return "drop", "a turn began meanwhile", facts
-    return "arrived", f"{sent.target_tokens} tokens are there", facts
+    return "arrived", f"{sent.target_tokens} tokens {'were computed' if computed else 'are'} there", facts
+
+
+def _unsent(sent: Sent, trigger: str, way: str) -> tuple[str, str, dict[str, int | float | str]]:
+    """The same where the target has nothing more than before."""
+    told = f"{sent.code}: {sent.reason}" if sent.reason else sent.code
+    if sent.code in WITHOUT_KV:
+        why = f"there is no KV to send: {sent.reason or sent.code}"
+        if trigger == BALANCE:
+            return "drop", f"{why}, and to compute it again elsewhere is not worth it", {}
+        return "skip_sending", why, {"way": RECOMPUTE}
+    if sent.code in BETWEEN:
+        return "drop", told, {}
+    if way == PREFILL:
+        return "skip_sending", f"the target could not compute it before: {told}", {"way": RECOMPUTE}
+    return "fail", told, {}
 
 
 def delete_relocations_before(moment: datetime) -> int:

@@ -1,20 +1,45 @@
 """Starts SGLang in its own environment, with its key out of the environment instead of the command line.
 
-Run by the interpreter that SGLang is installed for, as a file: standard library only, and nothing of this
-product. SGLang takes its key by a flag, and command lines can be read by everyone on the machine; this one
-grows by it inside the process only.
+Run by the interpreter that SGLang is installed for, as a file: standard library only, and of this product
+nothing but what is made to run inside of engines. SGLang takes its key by a flag, and command lines can be
+read by everyone on the machine; this one grows by it inside the process only. It takes no middleware by a
+flag either: what moves its sessions is put around its application here, outside of all else, so that other
+engines reach it without SGLang's key.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import runpy
 import sys
+from pathlib import Path
+from typing import Any
 
 _KEY = "EXAOPS_ENGINE_API_KEY"
+_MOVES = "EXAOPS_SESSION_MOVES"
+_SERVER = "sglang.srt.entrypoints.http_server"
+
+
+def wrap_server(key: str, moves: str) -> str:
+    """Put what moves sessions around SGLang's application; returns why that is not possible."""
+    try:
+        app: Any = importlib.import_module(_SERVER).app
+        build = app.build_middleware_stack
+    except (ImportError, AttributeError) as error:
+        return f"this SGLang's server is built in another way: {error}"
+    session_moves: Any = importlib.import_module("exaops_moves.app").SessionMoves
+    app.build_middleware_stack = lambda: session_moves(build(), key, moves)
+    return ""
+
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1] / "inside"))
     key = os.environ.pop(_KEY, "")
     if key:
         sys.argv += ["--api-key", key]
+    moves = os.environ.get(_MOVES, "none")
+    objection = wrap_server(key, moves) if key and moves != "none" else ""
+    if objection:
+        print(f"sessions of this replica move without their text: {objection}", file=sys.stderr)  # noqa: T201 - its log
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)

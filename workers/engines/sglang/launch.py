@@ -15,6 +15,7 @@ from workers.engines.base import (
     PortBlock,
 )
 from workers.engines.foreign_launch import (
+    ENV_SESSION_MOVES,
     HTTP,
     KV_EVENTS,
     KV_REPLAY,
@@ -31,7 +32,8 @@ from workers.engines.foreign_launch import (
 from workers.protocol import names
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import Version, option_arguments, read_version, whole
-from workers.protocol.engines.sglang import TABLE, parallel_words, ranks
+from workers.protocol.engines.session_moves import session_moves
+from workers.protocol.engines.sglang import SGLANG, TABLE, parallel_words, ranks
 
 ENTRY = Path(__file__).with_name("entry.py")
 NCCL = "nccl"
@@ -97,6 +99,7 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
     environment = base_environment(install, context, TABLE, options) | {
         names.ENV_ENGINE_API_KEY: context.api_key,
         "SGLANG_HOST_IP": context.host,
+        ENV_SESSION_MOVES: session_moves(SGLANG, options),
     }
     return Launch(argv, environment)
 

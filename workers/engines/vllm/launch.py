@@ -8,6 +8,7 @@ from pathlib import Path
 
 from workers.engines.base import EngineInstall, EngineOptions, Launch, LaunchContext, PortBlock
 from workers.engines.foreign_launch import (
+    ENV_SESSION_MOVES,
     HTTP,
     KV_EVENTS,
     KV_REPLAY,
@@ -21,7 +22,8 @@ from workers.engines.foreign_launch import (
 )
 from workers.protocol.engines.kinds import EngineOptionError, JsonOption
 from workers.protocol.engines.option import Version, option_arguments, read_version, whole
-from workers.protocol.engines.vllm import NIXL_CONNECTORS, TABLE, parallel_words, ranks
+from workers.protocol.engines.session_moves import session_moves
+from workers.protocol.engines.vllm import NIXL_CONNECTORS, TABLE, VLLM, parallel_words, ranks
 
 ENTRY = Path(__file__).with_name("entry.py")
 GUARD = "exaops_guard.RequireKey"
@@ -34,6 +36,12 @@ _CPU_KV_FLAG_SINCE: Version = (0, 32)
 """From then on processors take `--kv-cache-memory-bytes`; before, a variable with whole GiB."""
 _LEAST_CPU_KV_BYTES = 64 << 20
 _GIB = 1 << 30
+_MIDDLEWARE = "exaops_moves.app.SessionMoves"
+"""Around its HTTP server, in its own process; the entry makes the module known."""
+_LEASE_SECONDS = 30
+"""What was exported for a move and not fetched comes free after so long: as long as a move may send."""
+_LEASED_SINCE: Version = (0, 22)
+"""Before, a variable says that; it held everything for eight minutes otherwise."""
 _NEEDS = {
     **dict.fromkeys(
         ("kv_role", "kv_buffer_device", "kv_load_failure_policy", "kv_connector_extra_config"), "kv_connector"
@@ -91,6 +99,7 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
         "--enable-prompt-tokens-details",
         f"--middleware={GUARD}",
         *_rank_arguments(context),
+        *_move_arguments(context),
         *_parallel_arguments(context, ports),
         *option_arguments(TABLE, options, version),
         *_cpu_arguments(options, context, version),
@@ -113,6 +122,14 @@ def _rank_arguments(context: LaunchContext) -> list[str]:
     ]
     # Rank 0 alone has an API server.
     return [*place, "--headless"] if rank.rank else place
+
+
+def _move_arguments(context: LaunchContext) -> list[str]:
+    """What moves its sessions, and keeps clients from naming KV, where it has an HTTP server.
+
+    Behind the guard on the line, so outside of it: other engines come with the key of a transfer.
+    """
+    return [] if context.rank is not None and context.rank.rank else [f"--middleware={_MIDDLEWARE}"]
 
 
 def _parallel_arguments(context: LaunchContext, ports: Mapping[str, int]) -> list[str]:
@@ -162,9 +179,12 @@ def _transfer_arguments(options: EngineOptions, context: LaunchContext) -> list[
         settings["kv_buffer_device"] = device
     if "kv_load_failure_policy" in options:
         settings["kv_load_failure_policy"] = options["kv_load_failure_policy"]
-    extra = options.get("kv_connector_extra_config")
-    if isinstance(extra, str):
-        settings["kv_connector_extra_config"] = JsonOption.read("kv_connector_extra_config", extra)
+    given = options.get("kv_connector_extra_config")
+    extra = JsonOption.read("kv_connector_extra_config", given) if isinstance(given, str) else {}
+    if connector in NIXL_CONNECTORS and isinstance(extra, dict):
+        extra = {"kv_lease_duration": _LEASE_SECONDS, **extra}
+    if extra:
+        settings["kv_connector_extra_config"] = extra
     return [f"--kv-transfer-config={json.dumps(settings, separators=(',', ':'))}"]
 
 
@@ -198,12 +218,21 @@ def _environment(
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if options.get("enable_sleep_mode"):
         environment["VLLM_SERVER_DEV_MODE"] = "1"  # its control paths exist only then
+    environment[ENV_SESSION_MOVES] = session_moves(VLLM, options)
     if NIXL in ports:
-        environment["VLLM_NIXL_SIDE_CHANNEL_HOST"] = context.host
-        environment["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(ports[NIXL])
+        environment |= _nixl_environment(context, install, ports[NIXL])
     if context.accelerator_kind == "cpu":
         environment.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         if not _takes_kv_flag(read_version(install.version)):
             told = whole(options, "kv_cache_memory_bytes", _cpu_kv_bytes(context))
             environment["VLLM_CPU_KVCACHE_SPACE"] = str(max(1, told // _GIB))
     return environment
+
+
+def _nixl_environment(context: LaunchContext, install: EngineInstall, port: int) -> dict[str, str]:
+    version = read_version(install.version)
+    leases = not version or version >= _LEASED_SINCE
+    return {
+        "VLLM_NIXL_SIDE_CHANNEL_HOST": context.host,
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port),
+    } | ({} if leases else {"VLLM_NIXL_ABORT_REQUEST_TIMEOUT": str(_LEASE_SECONDS)})
