@@ -257,6 +257,7 @@ def _spec(wanted: WantedReplica) -> ReplicaSpec:
         start_seconds=wanted.start_seconds,
         stall_seconds=wanted.stall_seconds,
         mps=_mps_limits(wanted.mps),
+        asleep=wanted.asleep,
     )
 
 

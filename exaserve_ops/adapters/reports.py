@@ -455,6 +455,9 @@ def _replica(seen: ReplicaObserved) -> ObservedReplica:
         seen.stalled,
         seen.held_by_pids,
         None if seen.memory_wait is None else _memory_wait(seen.memory_wait),
+        seen.sleep_state,
+        seen.sleep_note,
+        seen.woke_in_seconds,
     )
 
 

@@ -12,7 +12,7 @@ import msgspec
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import nodes_in_service, rack_of
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.reach import CLOSED
+from exaserve_ops.serving.domain.reach import is_open
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.telemetry.domain.frames import METRICS
 
@@ -86,20 +86,20 @@ def read_directory() -> Directory:
 
 
 def _replicas() -> list[tuple[Any, ...]]:
-    """Node id, replica id, name, status, deployment, model, role and reach of what has a place."""
+    """Node id, replica id, name, status, deployment, model, role, reach and sleep of what has a place."""
     return list(
         Replica.objects.exclude(status=states.STOPPED)
         .exclude(node=None)
         .order_by("node__name", "name")
         .values_list(
             *("node_id", "pk", "name", "status", "deployment__name", "deployment__served_name"),
-            *("role", "reach"),
+            *("role", "reach", "sleep_state"),
         )
     )
 
 
 def _placed(row: tuple[Any, ...]) -> PlacedReplica:
-    serves = row[3] == states.READY and row[6] == Replica.Role.SERVING and row[7] not in CLOSED
+    serves = row[3] == states.READY and row[6] == Replica.Role.SERVING and is_open(row[7], row[8])
     return PlacedReplica(str(row[1]), _STATUS_INDEX[row[3]], serves, deployment=row[4])
 
 

@@ -129,4 +129,6 @@ def fingerprint(replica: ObservedReplica) -> Fingerprint:
         replica.held_by_pids,
         replica.memory_wait is not None,
         replica.last_exit.attempt if replica.last_exit else 0,
+        replica.sleep_state,
+        replica.sleep_note,
     )

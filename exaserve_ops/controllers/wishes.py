@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import Count, Max, Sum
+from django.db.models import Count, Max, Q, Sum
 
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.domain import lifecycle as states
@@ -27,6 +27,7 @@ def node_marks() -> dict[str, Mark]:
         .values_list("node_id")
         .annotate(Sum("generation"), Sum("deployment__generation"), Max("status_changed_at"))
         .annotate(told=Count("pk", filter=~WAITS_TO_START))
+        .annotate(stand_by=Count("pk", filter=Q(role=Replica.Role.STANDBY)))
         .order_by()
     )
     marks = {str(node_id): tuple(mark) for node_id, *mark in rows}

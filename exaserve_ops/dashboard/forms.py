@@ -118,6 +118,11 @@ class DeploymentForm(EngineLines):
         required=False,
         help_text="Beyond the replicas: started and loaded, without requests until one is needed.",
     )
+    standbys_sleep = forms.BooleanField(
+        required=False,
+        label="Standbys sleep",
+        help_text="Their accelerators' memory is given back until they are to serve; nobody else gets it.",
+    )
     drain_slow = forms.BooleanField(
         required=False,
         label="Replace slow replicas",

@@ -196,7 +196,7 @@ def _seats(rollout: Rollout, waves: Collection[Wave], now: datetime) -> tuple[Se
                 node_name=place.name,
                 node_alive=place.alive,
                 serves=row.role == Replica.Role.SERVING,
-                is_closed=row.reach in CLOSED,
+                is_closed=row.reach in CLOSED or (row.role == Replica.Role.SERVING and bool(row.sleep_state)),
                 rolls_to=str(row.rolls_to_id or ""),
                 in_place=row.rolls_in_place,
                 replaces=str(row.replaces_id or ""),

@@ -12,7 +12,7 @@ from exaserve_ops.inventory.domain.drain import NOT_DRAINED
 from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
 from exaserve_ops.routing.domain.records import KeyRecord, RouteRecord
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.reach import CLOSED
+from exaserve_ops.serving.domain.reach import is_open
 from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Deployment, Replica
 
@@ -33,7 +33,7 @@ def routes() -> dict[str, RouteRecord]:
         # Plain values: of ten thousand replicas, model instances would be most of the work.
         .values_list(
             *("pk", "address", "attempt", "generation"),
-            *("status", "reach"),
+            *("status", "reach", "sleep_state"),
             *("node_id", "node__name", "node__key_epoch", "node__liveness"),
             *("deployment__served_name", "deployment__name"),
             *("departure", "node__drain_status", "handed_over_at"),
@@ -71,7 +71,7 @@ def _route(
     generation: int,
     *place: Any,  # noqa: ANN401 - columns of one row, in the query's order
 ) -> RouteRecord:
-    status, reach, node_id, node_name, key_epoch, liveness, *more = place
+    status, reach, sleep_state, node_id, node_name, key_epoch, liveness, *more = place
     model, deployment, departure, drain, handed_over_at = more
     host, _, port = address.rpartition(":")
     return RouteRecord(
@@ -86,7 +86,7 @@ def _route(
         attempt=attempt,
         generation=generation,
         accepts_new=status == states.READY,
-        reached=reach not in CLOSED,
+        reached=is_open(reach, sleep_state),
         node_suspect=liveness == SUSPECT,
         is_left=bool(departure) or drain != NOT_DRAINED,
         keeps_sessions=status == states.DRAINING and handed_over_at is None,

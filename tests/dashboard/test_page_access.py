@@ -62,6 +62,7 @@ def test_a_viewer_reads_every_page(viewer: Client, world: World) -> None:
             "node_kv_limits",
             "deployment_pool",
             "deployment_balance",
+            "deployment_sleep",
         }
         writes |= {f"installation_{act}" for act in ("confirm", "act", "abandon", "healing")}
         writes |= {"session_move", "replica_restart", "replica_replace", "node_drain", "node_undrain"}

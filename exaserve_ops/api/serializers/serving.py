@@ -102,6 +102,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     kept_replicas = serializers.IntegerField(source="kept_count", help_text="Neither ended nor let go of.")
     ready_standbys = serializers.IntegerField(source="standby_ready_count")
     kept_standbys = serializers.IntegerField(source="standby_kept_count")
+    asleep_standbys = serializers.IntegerField(source="standby_asleep_count")
     failed_replicas = serializers.IntegerField(source="failed_count")
 
     class Meta:
@@ -130,6 +131,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "start_seconds",
             "stall_seconds",
             "standbys",
+            "standbys_sleep",
             "drain_slow",
             "requires_go",
             "balance_sessions",
@@ -142,6 +144,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "kept_replicas",
             "ready_standbys",
             "kept_standbys",
+            "asleep_standbys",
             "failed_replicas",
             "created_at",
             "updated_at",
@@ -224,6 +227,12 @@ def _spill_reason(**options: Any) -> serializers.CharField:  # noqa: ANN401 - ke
     return serializers.CharField(max_length=300, required=False, allow_blank=True, **options)
 
 
+_SLEEP = (
+    "A standby that is ready gives its accelerators' memory back until it is to serve; only with an engine"
+    " and options that can."
+)
+
+
 class DeploymentRequestSerializer(StrictSerializer):
     """Asks for a new deployment."""
 
@@ -246,6 +255,7 @@ class DeploymentRequestSerializer(StrictSerializer):
         default=60, help_text="Requests run and no token comes for so long: restarted. 0: never."
     )
     standbys = replica_count(required=False, default=0, help_text="Started and loaded, outside routing.")
+    standbys_sleep = serializers.BooleanField(required=False, default=False, help_text=_SLEEP)
     drain_slow = serializers.BooleanField(
         required=False, default=False, help_text="Replace replicas that stay slower than their peers."
     )
@@ -290,6 +300,7 @@ class DeploymentChangeSerializer(StrictSerializer):
     start_seconds = _seconds(help_text="0: computed from the size of the weights.")
     stall_seconds = _seconds()
     standbys = replica_count(required=False)
+    standbys_sleep = serializers.BooleanField(required=False, help_text=_SLEEP)
     drain_slow = serializers.BooleanField(required=False)
     requires_go = serializers.BooleanField(required=False)
     balance_sessions = _balance()
@@ -387,6 +398,10 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "held_since",
             "memory_wait",
             "memory_since",
+            "sleep_state",
+            "sleep_since",
+            "sleep_note",
+            "woke_in_seconds",
             "slow_since",
             "slow_reason",
             "status",

@@ -32,6 +32,7 @@ from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot
+from exaserve_ops.serving.domain.sleep import refusal
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments
@@ -87,7 +88,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     if found is None:
         found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
         found.ready_count = found.kept_count = found.failed_count = 0
-        found.standby_ready_count = found.standby_kept_count = 0
+        found.standby_ready_count = found.standby_kept_count = found.standby_asleep_count = 0
     _with_simulated([found])
     replicas = replicas_with_places().filter(deployment=deployment_id).order_by(*BY_NUMBER)
     listing = list_page(
@@ -108,6 +109,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "asked": wish_of(found),
         "asked_words": asked_words(wish_of(found)),
         "mps_words": mps_words(wish_of(found)),
+        "why_awake": refusal(found.engine, found.engine_options),
         "events": history_of("deployment", deployment_id),
         **starting_context(found),
         "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),

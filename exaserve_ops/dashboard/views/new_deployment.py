@@ -159,6 +159,7 @@ def _wish_of(data: dict[str, Any]) -> DeploymentWish:
         start_seconds=data["start_seconds"] or 0,
         stall_seconds=60 if data["stall_seconds"] is None else data["stall_seconds"],
         standbys=data["standbys"] or 0,
+        standbys_sleep=data["standbys_sleep"],
         drain_slow=data["drain_slow"],
         requires_go=data["requires_go"],
         balance_sessions=data["balance_sessions"],

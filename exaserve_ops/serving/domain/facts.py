@@ -54,7 +54,9 @@ class ReplicaFacts:
     is_handed_over: bool = False
     """While it drains: whether its conversations have left, or are not waited for any more."""
     is_closed: bool = False
-    """Ready for its agent, and no gateway can connect to it, or none has yet."""
+    """Ready for its agent, and no gateway can connect to it, or none has yet; or it serves and wakes."""
+    sleeps: bool = False
+    """A standby that has to be woken before it answers, or one that is on its way there or back."""
     spilled: bool = False
     """It has a whole card, while its deployment asks for slices."""
     release: str = ""

@@ -115,6 +115,11 @@ class ObservedReplica(NamedTuple):
     """Processes that hold the memory that it waits for."""
     memory_wait: MemoryShortage | None = None
     """What its launch waits for, where that is memory."""
+    sleep_state: str = ""
+    """One of `sleep.STATES`; empty: awake."""
+    sleep_note: str = ""
+    """Why it is awake though it is to sleep."""
+    woke_in_seconds: float | None = None
 
     @property
     def event(self) -> str:
@@ -146,3 +151,5 @@ class WantedReplica:
     """Its share of its accelerators; `None`: it has them as they are."""
     manifest_digest: str = ""
     """It starts from the node's own copy of these weights; empty: from the source, in place."""
+    asleep: bool = False
+    """It stands by and is to give its accelerators' memory back meanwhile."""

@@ -32,6 +32,11 @@ _UNTIL_MORE_IS_SAID = {
 _SHOWN_REASONS = 3
 
 
+def is_open(reach: str, sleep_state: str) -> bool:
+    """Whether a ready replica that serves is sent requests: some gateway reaches it, and it is awake."""
+    return reach not in CLOSED and not sleep_state
+
+
 @dataclass(frozen=True, slots=True)
 class ReachFacts:
     """One ready replica, and what the record says of its reach."""

@@ -40,11 +40,13 @@ def plan_promotions(
     if not missing or not ready:
         return [], kept
     domains = Counter(_domain(r) for r in kept if r.role == SERVING and r.status == states.READY)
-    ready.sort(key=lambda r: (_is_suspect(r), domains[_domain(r)], r.created_at, r.name))
+    # Whoever sleeps answers some seconds later.
+    ready.sort(key=lambda r: (_is_suspect(r), r.sleeps, domains[_domain(r)], r.created_at, r.name))
     promotions: list[Promote] = []
     roles: dict[str, str] = {}
     for absent, standby in zip(missing, ready, strict=False):
-        why = f"{absent.name} is {absent.status.replace('_', ' ')}; this standby is ready"
+        is_there = "is woken" if standby.sleeps else "is ready"
+        why = f"{absent.name} is {absent.status.replace('_', ' ')}; this standby {is_there}"
         promotions.append(Promote(standby.id, absent.id, why))
         roles |= {standby.id: SERVING, absent.id: STANDBY}
     return promotions, tuple(replace(r, role=roles[r.id]) if r.id in roles else r for r in kept)

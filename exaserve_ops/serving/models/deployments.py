@@ -12,6 +12,7 @@ from django.db.models.functions import Now
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
 from exaserve_ops.serving.domain.reach import REACHES, UNCHECKED
+from exaserve_ops.serving.domain.sleep import STATES as SLEEP_STATES
 from exaserve_ops.serving.models.catalogue import Model
 
 
@@ -44,6 +45,10 @@ class Deployment(models.Model):
     )
     standbys = models.PositiveIntegerField(
         default=0, help_text="Replicas beyond those that serve: started and loaded, outside routing."
+    )
+    standbys_sleep = models.BooleanField(
+        default=False,
+        help_text="A standby that is ready gives its accelerators' memory back until it is to serve.",
     )
     drain_slow = models.BooleanField(
         default=False, help_text="Replace and drain a replica that stays slower than its peers."
@@ -222,6 +227,19 @@ class Replica(models.Model):
     memory_since = models.DateTimeField(
         null=True, blank=True, help_text="Since when its launch waits for memory."
     )
+    sleep_state = models.CharField(
+        max_length=16,
+        blank=True,
+        choices=[(state, state.replace("_", " ")) for state in SLEEP_STATES if state],
+        help_text="Empty: awake.",
+    )
+    sleep_since = models.DateTimeField(null=True, blank=True)
+    sleep_note = models.CharField(
+        max_length=500, blank=True, help_text="Why it is awake though it is to sleep."
+    )
+    woke_in_seconds = models.FloatField(
+        null=True, blank=True, help_text="From the wish to answering, when it was woken last."
+    )
     slow_since = models.DateTimeField(null=True, blank=True)
     slow_reason = models.CharField(max_length=500, blank=True)
     # Status
@@ -265,6 +283,9 @@ class Replica(models.Model):
             ),
             models.CheckConstraint(
                 condition=models.Q(role__in=["serving", "standby"]), name="replica_role_known"
+            ),
+            models.CheckConstraint(
+                condition=models.Q(sleep_state__in=SLEEP_STATES), name="replica_sleep_known"
             ),
             models.UniqueConstraint(
                 fields=["replaces"],

@@ -15,6 +15,7 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import rack_of
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.facts import (
+    SERVING,
     DeploymentSnapshot,
     HealingFacts,
     HealingPolicy,
@@ -25,6 +26,7 @@ from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
+from exaserve_ops.serving.domain.sleep import ASLEEP, SleepWish, is_to_sleep
 from exaserve_ops.serving.models import Deployment, Model, Release, Replica
 from exaserve_ops.serving.selectors.rooms import (
     KNOWN_TO_AGENTS,
@@ -51,7 +53,7 @@ _SETTLED: dict[str, Any] = {
 _PLANNED_WITH = (
     "pk", "name", "status", "wanted", "reason", "created_at", "role", "node_id", "replaces_id",
     "healing_note", "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
-    "release_id", "rolls_to_id", "rolls_in_place", "handed_over_at", "start_waits_since",
+    "sleep_state", "release_id", "rolls_to_id", "rolls_in_place", "handed_over_at", "start_waits_since",
 )  # fmt: skip
 """Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
 
@@ -65,13 +67,17 @@ def deployments_with_counts() -> QuerySet[Deployment]:
     """All deployments, deleted ones too, with their model and counts of replicas by status."""
     kept = Q(replica_set__wanted=Replica.Wanted.RUN) & ~Q(replica_set__status=states.STOPPED)
     ready = Q(replica_set__status=states.READY) & ~Q(replica_set__reach__in=CLOSED)
+    awake = Q(replica_set__sleep_state="")
     serving = Q(replica_set__role=Replica.Role.SERVING)
     standby = Q(replica_set__role=Replica.Role.STANDBY)
     return Deployment.objects.select_related("model").annotate(
-        ready_count=Count("replica_set", ready & serving, distinct=True),
+        ready_count=Count("replica_set", ready & awake & serving, distinct=True),
         kept_count=Count("replica_set", kept & serving, distinct=True),
         standby_ready_count=Count("replica_set", kept & ready & standby, distinct=True),
         standby_kept_count=Count("replica_set", kept & standby, distinct=True),
+        standby_asleep_count=Count(
+            "replica_set", kept & standby & Q(replica_set__sleep_state=ASLEEP), distinct=True
+        ),
         failed_count=Count("replica_set", Q(replica_set__status=states.FAILED), distinct=True),
     )
 
@@ -229,7 +235,8 @@ def _replica_facts(
         drain_deadline_at=replica.drain_deadline_at,
         waits_to_start=replica.status == states.PLACED and replica.start_waits_since is not None,
         is_handed_over=replica.handed_over_at is not None,
-        is_closed=replica.reach in CLOSED,
+        is_closed=replica.reach in CLOSED or (replica.role == SERVING and bool(replica.sleep_state)),
+        sleeps=bool(replica.sleep_state),
         spilled=spilled,
         release=str(replica.release_id),
         roll=roll,
@@ -313,4 +320,12 @@ def _wanted(replica: Any) -> WantedReplica:  # noqa: ANN401 - a replica with the
         stall_seconds=float(deployment.stall_seconds),
         mps=wish_of(deployment).mps,
         manifest_digest=replica.manifest_digest if model.storage == Model.Storage.NODE else "",
+        asleep=is_to_sleep(
+            SleepWish(
+                deployment.standbys_sleep,
+                replica.role == Replica.Role.STANDBY and replica.wanted == Replica.Wanted.RUN,
+                release.engine,
+                options,
+            )
+        ),
     )

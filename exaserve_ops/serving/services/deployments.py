@@ -14,6 +14,7 @@ from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.domain import sleep
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX, is_private
@@ -41,7 +42,10 @@ BOUNDS = {
 }
 """Lowest and highest value of each number of a deployment; zero memory or start: computed."""
 _BALANCE = ("balance_sessions", "balance_from_percent", "balance_gap_percent")
-_PLAIN = ("replicas", "standbys", "drain_seconds", "stall_seconds", "drain_slow", "requires_go", *_BALANCE)
+_PLAIN = (
+    *("replicas", "standbys", "standbys_sleep", "drain_seconds", "stall_seconds"),
+    *("drain_slow", "requires_go", *_BALANCE),
+)
 _POOL = ("spill", "spill_reason")
 _PLACES = ("accelerator", "slice_memory_bytes", *_POOL)
 """Where new replicas may go; those that run stay where they are."""
@@ -67,6 +71,8 @@ class DeploymentWish:
     start_seconds: int = 0
     stall_seconds: int = 60
     standbys: int = 0
+    standbys_sleep: bool = False
+    """Standbys give their accelerators' memory back until they are to serve."""
     drain_slow: bool = False
     requires_go: bool = False
     """A rollout needs a validation that ended with go."""
@@ -101,6 +107,8 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     check_engine(wish.engine)
     check_options(wish.engine, wish.engine_options, wish.accelerators_per_replica)
     _check_nodes(wish.nodes)
+    if wish.standbys_sleep:
+        _check_sleep(wish.engine, wish.engine_options)
     if not wish.is_trial:
         _check_served_name(wish.served_name or model.name, model)
     memory_bytes = wish.replica_memory_bytes or default_memory_bytes(model, wish.engine)
@@ -123,6 +131,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
                 start_seconds=wish.start_seconds or default_start_seconds(model),
                 stall_seconds=wish.stall_seconds,
                 standbys=wish.standbys,
+                standbys_sleep=wish.standbys_sleep,
                 drain_slow=wish.drain_slow,
                 requires_go=wish.requires_go,
                 balance_sessions=wish.balance_sessions,
@@ -202,6 +211,8 @@ def update_deployment(
     for name in BOUNDS.keys() & changes.keys():
         _check_number(changes[name], name)
     deployment = _lock(deployment_id, expected_generation)
+    if changes.get("standbys_sleep"):
+        _check_sleep(deployment.engine, deployment.engine_options)
     before = _wish_of(deployment)
     for name in _PLAIN:
         setattr(deployment, name, changes.get(name, getattr(deployment, name)))
@@ -309,6 +320,11 @@ def _lock(deployment_id: UUID, expected_generation: int | None) -> Deployment:
         raise ConflictError(f"deployment '{deployment.name}' is {deployment.status}")
     _check_generation(deployment, expected_generation)
     return deployment
+
+
+def _check_sleep(engine: str, options: Mapping[str, Any]) -> None:
+    if why := sleep.refusal(engine, options):
+        raise InvalidInputError("standbys_sleep", f"its standbys cannot sleep: {why}")
 
 
 def _check_generation(deployment: Deployment, expected: int | None) -> None:

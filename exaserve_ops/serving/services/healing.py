@@ -36,7 +36,8 @@ def promote_standbys(promotions: Sequence[Promotion], *, actor: str, now: dateti
     is no longer what the plan saw.
     """
     pairs = {pk for one in promotions for pk in (one.standby_id, one.instead_of)}
-    rows = {row.pk: row for row in Replica.objects.select_for_update().filter(pk__in=pairs).order_by("pk")}
+    locked = Replica.objects.select_for_update(of=("self",)).select_related("deployment")
+    rows = {row.pk: row for row in locked.filter(pk__in=pairs).order_by("pk")}
     left_out: list[str] = []
     happenings: list[Happening] = []
     swapped: list[tuple[Replica, Replica]] = []
@@ -54,6 +55,9 @@ def promote_standbys(promotions: Sequence[Promotion], *, actor: str, now: dateti
     Replica.objects.filter(pk__in=[row.pk for _, row in swapped]).update(role=Replica.Role.STANDBY)
     record_events(happenings, actor=actor, now=now)
     ring_all([pair for row, _ in swapped for pair in (("routes", "all"), ("deployment", row.deployment_id))])
+    # Who is to sleep is part of what nodes are told.
+    told = [row for pair in swapped for row in pair if row.deployment.standbys_sleep and row.node_id]
+    ring_all([("node", row.node_id) for row in told])
     return left_out
 
 

@@ -20,7 +20,9 @@ from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.reach import UNCHECKED, WAITING
+from exaserve_ops.serving.domain.sleep import AWAKE
 from exaserve_ops.serving.models import Deployment, Release, Replica
+from exaserve_ops.serving.services.sleep import note_sleep
 from exaserve_ops.serving.services.slices import lock_slices
 
 
@@ -269,6 +271,7 @@ def advance_row(replica: Replica, move: Move, now: datetime) -> Happening:
         replica.stopped_at, replica.pid, replica.address = now, None, ""
         replica.held_since, replica.held_by_pids = None, []
         replica.memory_since, replica.memory_wait = None, None
+        replica.sleep_state, replica.sleep_since, replica.sleep_note = AWAKE, None, ""
     moved = (before, replica.status)
     return Happening(subject_of(replica), move.event, moved, move.reason, replica.generation)
 
@@ -326,6 +329,10 @@ def _observe(
         hints.append(("routes", replica.pk))
     _take_over(replica, seen, now)
     happenings += _note_memory(replica, seen, now)
+    slept, turned = note_sleep(replica, seen, now)
+    happenings += slept
+    if turned:
+        hints += [("routes", replica.pk), ("deployment", replica.deployment_id)]
     event = _event_of(seen, replica)
     if REPLICA.allows(replica.status, event):
         if seen.stalled:
@@ -354,9 +361,12 @@ def _note_exit(replica: Replica, observed: ObservedReplica) -> list[Happening]:
     return [Happening(subject_of(replica), "exited", ("", ""), reason, replica.generation)]
 
 
+_CAUSES = ("stalled", "dead", "not ready", "did not wake")
+
+
 def _cause_of(ended: ObservedExit) -> str:
     """Why its agent ended it; what ended by itself has said how already."""
-    return f": {ended.why}" if ended.why.startswith(("stalled", "dead", "not ready")) else ""
+    return f": {ended.why}" if ended.why.startswith(_CAUSES) else ""
 
 
 def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> None:

@@ -13,7 +13,7 @@ from exaserve_ops.inventory.domain.drain import DRAINING, NOT_DRAINED
 from exaserve_ops.inventory.domain.liveness import ALIVE
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.departure import read_departure
-from exaserve_ops.serving.domain.reach import CLOSED
+from exaserve_ops.serving.domain.reach import is_open
 from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.sessions.domain.handover import LeavingReplica
 from exaserve_ops.sessions.domain.moves import DONE, PLANNED, RELOCATION
@@ -66,7 +66,7 @@ def takes_sessions(replica: Replica) -> bool:
         node is not None
         and (replica.status, replica.wanted, replica.role)
         == (states.READY, Replica.Wanted.RUN, Replica.Role.SERVING)
-        and replica.reach not in CLOSED
+        and is_open(replica.reach, replica.sleep_state)
         and bool(replica.address)
         and not replica.departure
         and node.liveness == ALIVE
