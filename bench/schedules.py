@@ -47,14 +47,13 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
+from bench.stage_threads import join_parts, load_parts
 from bench.tier_rig import TierPlan, TierRig, draw_plan
 from workers.engines.kv_blocks import BlockAllocator
-from workers.engines.torch_engine.config import read_model_config
-from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool
-from workers.engines.torch_engine.model import Decoder
-from workers.engines.torch_engine.sampling import Sampler, sample_tokens
+from workers.engines.torch_engine.kv_pool import KvPool
+from workers.engines.torch_engine.model import StepModel
+from workers.engines.torch_engine.sampling import Choice
 from workers.engines.torch_engine.scheduler import Scheduler, SchedulerLimits, Sequence, StepPlan
-from workers.engines.torch_engine.weights import load_weights
 from workers.kv.tiers.heat import Heat
 from workers.kv.tiers.sessions import Turn
 from workers.protocol.digests import KV_BLOCK_TOKENS
@@ -156,17 +155,24 @@ class Tally:
 class SubjectModel:
     """One model in our engine, with prompts whose answers are known."""
 
-    decoder: Decoder
-    pool: KvPool
+    model: StepModel
+    pools: tuple[KvPool, ...]
+    """One for each stage that the layers are split over."""
     known: list[Known]
     near_ties: int
     tally: Tally = field(default_factory=Tally)
 
 
-def make_subject(name: str, *, prompts: int, seed: int = 0) -> SubjectModel:
-    """Draw a model of `MODELS`, ask transformers for the answers, load it into our engine."""
+def make_subject(name: str, *, prompts: int, seed: int = 0, stages: int = 1) -> SubjectModel:
+    """Draw a model of `MODELS`, ask transformers for the answers, load it into our engine.
+
+    With several stages, each has layers, blocks and a thread of its own, and gloo between them.
+    """
     torch.set_num_threads(1)  # so small a model that threads only wait for one another
     kind, config = MODELS[name]
+    if stages > config.num_hidden_layers:
+        told = {**config.to_dict(), "num_hidden_layers": stages, "layer_types": None}
+        config = type(config)(**told)
     torch.manual_seed(seed)
     reference: PreTrainedModel = kind(config).eval()  # type: ignore[no-untyped-call]  # theirs
     with torch.no_grad():
@@ -177,18 +183,9 @@ def make_subject(name: str, *, prompts: int, seed: int = 0) -> SubjectModel:
     with tempfile.TemporaryDirectory(prefix="bench-schedules-") as folder:
         disable_progress_bar()  # type: ignore[no-untyped-call]  # theirs
         reference.save_pretrained(folder)
-        ours = read_model_config(Path(folder))
-        weights = load_weights(
-            Path(folder),
-            ours,
-            device=CPU,
-            dtype=torch.float32,
-            on_progress=lambda _: None,
-            pack_matrices=True,
-        )
-    pool = allocate_pool(ours, MOST_BLOCKS, dtype=torch.float32, device=CPU)
+        parts = load_parts(Path(folder), stages=stages, blocks=MOST_BLOCKS)
     known = [Known(p, answer) for p, answer in zip(drawn, answers, strict=True) if answer is not None]
-    return SubjectModel(Decoder(ours, weights, pool), pool, known, prompts - len(known))
+    return SubjectModel(join_parts(parts), tuple(p.pool for p in parts), known, prompts - len(known))
 
 
 def _draw_prompts(numbers: random.Random, count: int) -> list[tuple[int, ...]]:
@@ -253,7 +250,7 @@ class ScheduleRun:
         self._allocator = BlockAllocator(blocks, heat=heat)
         self._rig = None
         if tiers is not None and folder is not None:
-            self._rig = TierRig(tiers, subject.pool, self._allocator, heat, folder)
+            self._rig = TierRig(tiers, subject.pools[0], self._allocator, heat, folder)
         self._scheduler = Scheduler(self._allocator, limits, tiers=self._rig.store if self._rig else None)
         self._open: dict[int, tuple[Sequence, Arrival]] = {}
         self._step_number = 0
@@ -325,9 +322,8 @@ class ScheduleRun:
             self._compute(plan)
 
     def _compute(self, plan: StepPlan) -> None:
-        batch = self._subject.decoder.lay_out(plan.chunks)
-        greedy = [Sampler(0.0, 1.0)] * len(batch.sampled_chunks)
-        tokens = sample_tokens(self._subject.decoder.forward(batch), greedy)
+        batch = self._subject.model.lay_out(plan.chunks)
+        tokens = self._subject.model.choose(batch, [Choice(0.0, 1.0, 0.0)] * len(batch.sampled_chunks))
         self._scheduler.complete(plan)
         for chunk, token in zip(batch.sampled_chunks, tokens, strict=True):
             sequence = chunk.sequence
@@ -382,17 +378,18 @@ class ScheduleRun:
 
     def _spoil(self, blocks: Sequences[int]) -> None:
         numbers = torch.tensor(list(blocks), dtype=torch.long)
-        self._subject.pool.keys.index_fill_(1, numbers, _RUBBISH)
-        self._subject.pool.values.index_fill_(1, numbers, -_RUBBISH)
+        for pool in self._subject.pools:
+            pool.keys.index_fill_(1, numbers, _RUBBISH)
+            pool.values.index_fill_(1, numbers, -_RUBBISH)
 
 
-def run_schedules(subject: SubjectModel, *, count: int, seed: int) -> None:
+def run_schedules(subject: SubjectModel, *, count: int, seed: int, with_tiers: bool = True) -> None:
     """Run `count` schedules, a few to a pool. Raises `ScheduleError`, with the seed that repeats it."""
     for first in range(0, count, _SCHEDULES_PER_POOL):
         numbers = random.Random(f"{seed} {first}")  # noqa: S311 - test data
         sequences = numbers.randint(1, 8)
         limits = SchedulerLimits(sequences, sequences + numbers.choice([0, 1, 7, 16, 40, 200]))
-        tiers = draw_plan(numbers) if numbers.random() < _TIERED_RATIO else None
+        tiers = draw_plan(numbers) if with_tiers and numbers.random() < _TIERED_RATIO else None
         spare = int(numbers.expovariate(0.2 if tiers is None else 0.8))
         blocks = min(FEWEST_BLOCKS + spare, MOST_BLOCKS)
         # What left comes back only if it is asked for again.
@@ -414,9 +411,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     models: dict[str, Any] = {}
     share = -(-arguments.count // len(MODELS))
     for name in MODELS:
-        subject = make_subject(name, prompts=arguments.prompts, seed=arguments.seed)
+        subject = make_subject(name, prompts=arguments.prompts, seed=arguments.seed, stages=arguments.stages)
         try:
-            run_schedules(subject, count=share, seed=arguments.seed)
+            run_schedules(subject, count=share, seed=arguments.seed, with_tiers=arguments.stages == 1)
         except ScheduleError as error:
             failures.append(f"{name}: {error}")
         tally = subject.tally
@@ -441,6 +438,9 @@ def main(argv: Sequences[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--prompts", type=int, default=60, help="of each model")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--stages", type=int, default=1, help="threads that the layers are split over, without lower tiers"
+    )
     arguments = parser.parse_args(argv)
     result = run(arguments)
     print(json.dumps(result, indent=None if arguments.json else 2))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from workers.agent.device_env import DEVICE_VARIABLES
-from workers.engines.base import EngineOptions, LaunchContext
+from workers.engines.base import EngineOptions, LaunchContext, NodeRank, SharesDeviceMemory
 from workers.engines.registry import ENGINES
 from workers.protocol.engines.kinds import EngineOptionError
 
@@ -38,6 +38,17 @@ CONTEXT = LaunchContext(
         ("torch", {"extra_arguments": "--por 1 --x"}, "may not hold --por"),
         ("simulated", {"extra_arguments": "--model-dir /etc"}, "may not hold --model-dir"),
         ("torch", {"extra_arguments": "--api-key abc"}, r"may not hold a secret \(api-key\)"),
+        ("torch", {"pipeline_stages": 0}, "pipeline_stages must be from 1 to 64"),
+        (
+            "torch",
+            {"pipeline_stages": 2, "kv_host_bytes": 1 << 20},
+            "kv_host_bytes asks for KV below the blocks",
+        ),
+        ("torch", {"pipeline_stages": 2, "kv_disk_bytes": 1 << 20}, "leave out it or pipeline_stages"),
+        ("torch", {"pipeline_stages": 2, "kv_min_blocks": 8}, "needs all layers in one process"),
+        ("torch", {"pipeline_stages": 2, "kv_pool": "node"}, "kv_pool asks for the node's pool"),
+        ("torch", {"extra_arguments": "--stage 1"}, "may not hold --stage: the agent decides that"),
+        ("torch", {"extra_arguments": "--rendezvous=a:1"}, "may not hold --rendezvous"),
         ("simulated", {"ttft_ms": -1}, "ttft_ms must be from 0"),
         ("simulated", {"ttft_ms": "fast"}, "ttft_ms must be a number"),
         ("simulated", {"jitter_ratio": 2}, "jitter_ratio must be from 0 to 1"),
@@ -114,3 +125,36 @@ def test_what_attention_was_compiled_to_is_kept_for_the_next_launch_where_there_
         "/home/engine-cache/torch/inductor",
         "/home/engine-cache/torch/triton",
     }
+
+
+def test_each_member_of_a_replica_gets_its_stage_and_the_key_by_environment() -> None:
+    for number in range(2):
+        rank = NodeRank(number, 2, "10.0.0.7", 41_001, key="xg-of-this-start")
+        launch = ENGINES["torch"].build_launch({"pipeline_stages": 2}, replace(CONTEXT, rank=rank))
+        assert f"--stage={number}" in launch.argv
+        assert "--pipeline-stages=2" in launch.argv
+        assert "--rendezvous=10.0.0.7:41001" in launch.argv
+        assert launch.env["EXAOPS_GANG_KEY"] == "xg-of-this-start"
+        assert "xg-of-this-start" not in " ".join(launch.argv)
+        assert "xg-of-this-start" not in repr(rank)
+
+
+@pytest.mark.parametrize(
+    ("stages", "nodes", "message"),
+    [
+        (2, 1, "pipeline_stages 2 takes as many nodes, and this replica has 1"),
+        (1, 2, "pipeline_stages 1 takes as many nodes, and this replica has 2"),
+        (3, 2, "pipeline_stages 3 takes as many nodes, and this replica has 2"),
+    ],
+)
+def test_there_are_as_many_stages_as_nodes(stages: int, nodes: int, message: str) -> None:
+    rank = None if nodes == 1 else NodeRank(0, nodes, "10.0.0.7", 41_001, key="k")
+    with pytest.raises(EngineOptionError, match=message):
+        ENGINES["torch"].build_launch({"pipeline_stages": stages}, replace(CONTEXT, rank=rank))
+
+
+def test_stages_share_weights_of_a_node_but_never_blocks() -> None:
+    adapter = ENGINES["torch"]
+    assert isinstance(adapter, SharesDeviceMemory)
+    assert adapter.shares_device_memory({"pipeline_stages": 2})
+    assert not adapter.shares_device_memory({"pipeline_stages": 2, "weights": "private"})

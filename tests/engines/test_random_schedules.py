@@ -73,6 +73,6 @@ def test_wrong_content_of_one_cached_block_is_seen(subject: SubjectModel) -> Non
     run = ScheduleRun(subject, SchedulerLimits(2, 200), blocks=MOST_BLOCKS)
     again = [Arrival(known, 8, step=0)]
     run.run(again)
-    subject.pool.values.add_(torch.ones(()))
+    subject.pools[-1].values.add_(torch.ones(()))
     with pytest.raises(ScheduleError, match="transformers says"):
         run.run(again)

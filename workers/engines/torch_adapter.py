@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from workers.engines.base import EngineOptions, EngineSample, Launch, LaunchContext
+from workers.engines.base import EngineOptions, EngineSample, Launch, LaunchContext, NodeRank
 from workers.engines.own_launch import own_launch, parse_own_metrics
-from workers.protocol.engines.option import option_arguments
-from workers.protocol.engines.own import TORCH_TABLE
+from workers.protocol import names
+from workers.protocol.engines.kinds import EngineOptionError
+from workers.protocol.engines.option import option_arguments, whole
+from workers.protocol.engines.own import TORCH_TABLE, stage_obstacle
 
 _PRELOAD = (
     "workers.engines.torch_engine.loading",
@@ -38,9 +40,14 @@ class TorchAdapter:
     def check_options(self, options: EngineOptions) -> None:
         """Raise `EngineOptionError`, naming the option and what would be right."""
         option_arguments(TORCH_TABLE, options)
+        obstacle = stage_obstacle(options)
+        if obstacle:
+            raise EngineOptionError(obstacle, "pipeline_stages")
 
     def shares_device_memory(self, options: EngineOptions) -> bool:
-        """Unless both its blocks and its weights are to be its own."""
+        """Unless both its blocks and its weights are to be its own; blocks of several stages always are."""
+        if whole(options, "pipeline_stages", 1) > 1:
+            return options.get("weights", "shared") == "shared"
         return options.get("kv_pool", "node") == "node" or options.get("weights", "shared") == "shared"
 
     def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
@@ -49,7 +56,9 @@ class TorchAdapter:
         if context.accelerator_kind == "cpu":
             # A CPU replica on a node with GPUs must not help itself to one.
             defaults["device"] = "cpu"
+        self.check_options(options)
         arguments = option_arguments(TORCH_TABLE, {**defaults, **options})
+        arguments += _stage_arguments(options, context.rank)
         if context.memory_bytes > 0:
             # What placement set aside; a KV size among the options goes before it.
             arguments.insert(0, f"--memory-bytes={context.memory_bytes}")
@@ -68,11 +77,28 @@ class TorchAdapter:
         launch = own_launch(
             "workers.engines.torch_engine", context, arguments, preload=_PRELOAD, prepare=known
         )
-        return replace(launch, env={**launch.env, **ENVIRONMENT, **_caches(context)})
+        own = {**ENVIRONMENT, **_caches(context), **_gang_key(context.rank)}
+        return replace(launch, env={**launch.env, **own})
 
     def parse_metrics(self, page: str) -> EngineSample:
         """Read a metrics page. A bad line is dropped and noted; the rest is used."""
         return parse_own_metrics(page)
+
+
+def _stage_arguments(options: EngineOptions, rank: NodeRank | None) -> list[str]:
+    """Which stage this node has. Raises `EngineOptionError` where there are not as many nodes as stages."""
+    stages, nodes = whole(options, "pipeline_stages", 1), 1 if rank is None else rank.nodes
+    if stages != nodes:
+        raise EngineOptionError(
+            f"pipeline_stages {stages} takes as many nodes, and this replica has {nodes}", "pipeline_stages"
+        )
+    if rank is None or stages == 1:
+        return []
+    return [f"--stage={rank.rank}", f"--rendezvous={rank.master_host}:{rank.master_port}"]
+
+
+def _gang_key(rank: NodeRank | None) -> dict[str, str]:
+    return {names.ENV_GANG_KEY: rank.key} if rank is not None and rank.key else {}
 
 
 def _caches(context: LaunchContext) -> dict[str, str]:

@@ -18,6 +18,7 @@ from exaserve_ops.serving.domain.kv_dtypes import BFLOAT16, FLOAT32, ElementType
 from exaserve_ops.serving.domain.kv_layout import KvLayout, UnknownLayout
 from exaserve_ops.serving.domain.memory_overhead import Estimate, overhead
 from exaserve_ops.serving.domain.reservation import margin_bytes
+from exaserve_ops.serving.domain.stage_weights import stage_weights
 
 FITS, TIGHT, NOT = "fits", "tight", "does not fit"
 TIGHT_RATIO = 0.03
@@ -226,6 +227,19 @@ def _weights_each(model: ModelFigures, layout: KvLayout | None, launch: EngineLa
         loaded = loaded_dtype(launch, layout.dtype, kind)
         size = ceil(size * loaded.bytes_each / stored.bytes_each)
     ways = launch.ways
+    if launch.engine == TORCH and layout is not None:
+        # Its own stages are known to the layer.
+        config = find_text_model(merge_overrides(model.config, launch.overrides)).config
+        element = loaded_dtype(launch, layout.dtype, kind)
+        return max(
+            stage_weights(
+                size,
+                layers=len(layout.layers),
+                embedding_bytes=ceil(layout.vocabulary * layout.hidden * element.bytes_each),
+                is_tied=bool(config.get("tie_word_embeddings")),
+                stages=ways,
+            )
+        )
     return size if ways == 1 else ceil(size / ways * (1 + SHARD_RATIO))
 
 

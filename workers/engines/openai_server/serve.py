@@ -44,6 +44,8 @@ class ServerSettings:
     api_key: str
     drain_seconds: float = 30.0
     ignore_sigterm: bool = False
+    ends_when_failed: bool = False
+    """Whether a failure after loading ends the process, and does not only show in its health."""
 
 
 def add_server_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,7 +128,7 @@ async def _run(
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     ending = asyncio.create_task(told_to_end.wait())
     try:
-        status = await _wait_for_end(serving, ending, engine)
+        status = await _wait_for_end(serving, ending, engine, settings)
         if status == 0:
             api.draining = True
             await _drain(api, settings.drain_seconds)
@@ -137,18 +139,25 @@ async def _run(
     return status
 
 
-async def _wait_for_end(serving: asyncio.Task[None], ending: asyncio.Task[bool], engine: TextEngine) -> int:
-    """Wait until told to end (0), or until loading fails (1: a retry may help, serving cannot)."""
-    while engine.readiness().status == "loading":
+async def _wait_for_end(
+    serving: asyncio.Task[None], ending: asyncio.Task[bool], engine: TextEngine, settings: ServerSettings
+) -> int:
+    """Wait until told to end (0), or until the engine fails (1: a retry may help, serving cannot).
+
+    One that has loaded is watched only if its failure is to end the process.
+    """
+    while True:
+        status = engine.readiness().status
+        if status == "failed":
+            return EXIT_LOAD_FAILED
+        watched = status == "loading" or settings.ends_when_failed
         done, _ = await asyncio.wait(
-            {serving, ending}, timeout=_POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            {serving, ending},
+            timeout=_POLL_SECONDS if watched else None,
+            return_when=asyncio.FIRST_COMPLETED,
         )
         if done:
             return 0
-    if engine.readiness().status == "failed":
-        return EXIT_LOAD_FAILED
-    await asyncio.wait({serving, ending}, return_when=asyncio.FIRST_COMPLETED)
-    return 0
 
 
 async def _drain(api: Api, seconds: float) -> None:

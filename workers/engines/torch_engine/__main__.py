@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -16,11 +17,20 @@ from workers.engines.openai_server.serve import (
     serve,
     settings_from,
 )
-from workers.engines.torch_engine.config import ModelConfigError, read_model_config
-from workers.engines.torch_engine.engine import TorchEngine
-from workers.engines.torch_engine.settings import EngineSettings
+from workers.engines.torch_engine.config import ModelConfigError, read_model_config, stage_config
+from workers.engines.torch_engine.engine import LoopEngine, TorchEngine
+from workers.engines.torch_engine.settings import (
+    JOIN_SECONDS,
+    SILENCE_SECONDS,
+    STEP_SECONDS,
+    EngineSettings,
+    StageSettings,
+)
+from workers.engines.torch_engine.stage_process import run_stage
+from workers.engines.torch_engine.staged_engine import StagedEngine
 from workers.kv.tiers.heat import EVICTIONS
 from workers.protocol import names
+from workers.protocol.engines.own import stage_obstacle
 
 
 def positive_integer(text: str) -> int:
@@ -52,7 +62,9 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--weights-cache", type=Path, help="folder of weights that replicas share")
     parser.add_argument("--model-digest", default="", help="names the shared weights")
     parser.add_argument("--holder", type=Path, help="socket of what holds the accelerator's shared memory")
-    parser.add_argument("--kv-pool", default="node", choices=("node", "private"))
+    parser.add_argument(
+        "--kv-pool", choices=("node", "private"), help="node, unless there are several stages"
+    )
     parser.add_argument("--kv-pool-dir", type=Path, help="folder of KV pools that replicas share")
     parser.add_argument("--kv-pool-bytes", type=int, default=0, help="of a new pool; 0: what is brought")
     parser.add_argument("--kv-min-blocks", type=positive_integer, help="guaranteed in the pool")
@@ -61,7 +73,53 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kv-disk-dir", type=Path, help="folder of the replicas' files of blocks")
     parser.add_argument("--kv-eviction", default="lru", choices=EVICTIONS)
     parser.add_argument("--kv-max-blocks", type=positive_integer, help="never more of the pool")
+    _add_stage_arguments(parser)
     return parser
+
+
+def _add_stage_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--pipeline-stages", type=positive_integer, default=1, help="processes it is split over"
+    )
+    parser.add_argument(
+        "--stage", type=int, default=0, help="which of them this one is; 0 has the rest below"
+    )
+    parser.add_argument("--rendezvous", type=_host_and_port, help="host:port where stage 0 is met")
+    parser.add_argument("--join-seconds", type=float, default=JOIN_SECONDS)
+    parser.add_argument("--silence-seconds", type=float, default=SILENCE_SECONDS)
+    parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS)
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not (host and colon and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"must be host:port, not {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def stage_from(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> StageSettings | None:
+    """Read which stage this is; `None`: there is only one. Exits 2 for what cannot be."""
+    number, count = arguments.stage, arguments.pipeline_stages
+    if not 0 <= number < count:
+        parser.error(f"--stage {number} is none of {count}")
+    if count == 1:
+        return None
+    key = os.environ.get(names.ENV_GANG_KEY, "")
+    if not key or arguments.rendezvous is None:
+        parser.error(f"{count} stages need --rendezvous, and {names.ENV_GANG_KEY} to know one another by")
+    obstacle = stage_obstacle(vars(arguments))
+    if obstacle:
+        parser.error(obstacle)
+    return StageSettings(
+        number=number,
+        count=count,
+        host=arguments.host,
+        rendezvous=arguments.rendezvous,
+        key=key.encode(),
+        join_seconds=arguments.join_seconds,
+        silence_seconds=arguments.silence_seconds,
+        step_seconds=arguments.step_seconds,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,11 +128,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     configure_logging()
     server = settings_from(arguments, parser)
+    stage = stage_from(arguments, parser)
     try:
         config = read_model_config(arguments.model_dir)
+        stage_config(config, arguments.stage, arguments.pipeline_stages)
     except ModelConfigError as error:
         parser.error(str(error))
-    settings = EngineSettings(
+    settings = engine_settings(arguments, stage)
+    if stage is None:
+        engine: LoopEngine = TorchEngine(settings, config)
+    elif stage.number > 0:
+        return run_stage(settings, config, stage, drain_seconds=server.drain_seconds)
+    else:
+        engine = StagedEngine(settings, config, stage)
+        server = replace(server, ends_when_failed=True)
+    return serve(engine, engine.metrics, server)
+
+
+def engine_settings(arguments: argparse.Namespace, stage: StageSettings | None) -> EngineSettings:
+    """What the flags say. A pool of the node has whole models' blocks, so stages have memory of their own."""
+    in_pool = arguments.kv_pool != "private" and stage is None
+    return EngineSettings(
         model_dir=arguments.model_dir,
         model_name=arguments.served_model_name,
         device=arguments.device,
@@ -91,8 +165,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         weights_cache=arguments.weights_cache if arguments.weights == "shared" else None,
         model_digest=arguments.model_digest,
         weights_holder=arguments.holder if arguments.weights == "shared" else None,
-        kv_holder=arguments.holder if arguments.kv_pool == "node" else None,
-        kv_pool_dir=arguments.kv_pool_dir if arguments.kv_pool == "node" else None,
+        kv_holder=arguments.holder if in_pool else None,
+        kv_pool_dir=arguments.kv_pool_dir if in_pool else None,
         kv_pool_bytes=arguments.kv_pool_bytes,
         kv_min_blocks=arguments.kv_min_blocks,
         kv_max_blocks=arguments.kv_max_blocks,
@@ -102,9 +176,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         kv_eviction=arguments.kv_eviction,
         replica_id=os.environ.get(names.ENV_REPLICA) or f"process-{os.getpid()}",
         attempt=int(os.environ.get(names.ENV_ATTEMPT) or 0),
+        stage=stage,
     )
-    engine = TorchEngine(settings, config)
-    return serve(engine, engine.metrics, server)
 
 
 def exit_at_once(status: int) -> NoReturn:

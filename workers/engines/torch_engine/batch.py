@@ -72,6 +72,8 @@ class StepBatch:
     sampled_rows: Tensor
     """Rows whose logits are wanted, in the order of `sampled_chunks`."""
     sampled_chunks: tuple[Chunk, ...]
+    groups: tuple[tuple[Chunk, ...], ...]
+    """All chunks in the order of the rows, those together that are attended from together."""
 
 
 class BatchBuilder:
@@ -102,7 +104,12 @@ class BatchBuilder:
 
     def build(self, chunks: Sequence[Chunk]) -> StepBatch:
         """Lay the chunks out as rows, group by group."""
-        groups = group_chunks(chunks, longest_packed=self._longest_packed, most_blocks=self._group_blocks)
+        return self.build_groups(
+            group_chunks(chunks, longest_packed=self._longest_packed, most_blocks=self._group_blocks)
+        )
+
+    def build_groups(self, groups: Sequence[Sequence[Chunk]]) -> StepBatch:
+        """Lay out chunks that are in groups already."""
         ordered = [chunk for group in groups for chunk in group]
         tokens: list[int] = []
         positions: list[int] = []
@@ -122,6 +129,7 @@ class BatchBuilder:
             attention={window: self._attention(groups, window) for window in self._windows},
             sampled_rows=self._integers(sampled_rows),
             sampled_chunks=tuple(chunk for chunk in ordered if chunk.samples),
+            groups=tuple(map(tuple, groups)),
         )
 
     def _attention(self, groups: Sequence[Sequence[Chunk]], window: int | None) -> tuple[Attention, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,28 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Stage:
+    """Which part of a decoder one process computes."""
+
+    number: int = 0
+    count: int = 1
+    first_layer: int = 0
+    """Of the whole model."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens come in here."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits come out here."""
+        return self.number == self.count - 1
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Architecture of a decoder of the Llama family."""
+    """Architecture of a decoder of the Llama family, or of one stage of it (`stage_config`)."""
 
     architecture: str
     vocabulary_size: int
@@ -74,11 +94,31 @@ class ModelConfig:
     eos_token_ids: frozenset[int]
     layer_windows: tuple[int | None, ...]
     """For each layer how many tokens back, itself included, a token sees; `None`: all of them."""
+    stage: Stage = Stage()
+    """What of the model `layers` are; by default all of it."""
 
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that one token keeps in the KV pool."""
         return 2 * self.layers * self.kv_heads * self.head_size
+
+
+def stage_config(config: ModelConfig, number: int, count: int) -> ModelConfig:
+    """Return the part of a model that stage `number` of `count` computes. Raises `ModelConfigError`.
+
+    All have as many layers, or the first ones one more: the last has the head.
+    """
+    if count > config.layers:
+        raise ModelConfigError(f"{config.layers} layers cannot be split over {count} stages")
+    share, more = divmod(config.layers, count)
+    first = number * share + min(number, more)
+    layers = share + (number < more)
+    return replace(
+        config,
+        layers=layers,
+        layer_windows=config.layer_windows[first : first + layers],
+        stage=Stage(number, count, first),
+    )
 
 
 def read_model_config(model_dir: Path) -> ModelConfig:

@@ -28,6 +28,7 @@ from workers.kv.transfer import Block, Ticket
 
 if TYPE_CHECKING:
     from workers.engines.torch_engine.engine_loop import EngineLoop
+    from workers.engines.torch_engine.loading import LoadedEngine
     from workers.engines.torch_engine.session_moves import SessionMoves
 
 _T = TypeVar("_T")
@@ -37,7 +38,7 @@ log = logging.getLogger(__name__)
 _STOP_SECONDS = 5.0
 
 
-class TorchEngine:
+class LoopEngine:
     """Implements `TextEngine` with torch. Nothing of torch is imported before `start`."""
 
     owner = "exaserve"
@@ -50,14 +51,7 @@ class TorchEngine:
         self._load_failed = False
         self._tokenizer: ModelTokenizer | None = None
         self._loop: EngineLoop | None = None
-        self._close_tiers: Callable[[], None] = _nothing
-        self._moves: SessionMoves | None = None
-        self.kv_shape = b""
-        """16 bytes that name weights, element type and block shape; empty until loaded."""
-        self.kv_block_bytes = 0
-        self.kv_described = ""
-        self.kv_arena = b""
-        """16 bytes that name the memory that replicas of this node draw on; empty: it is this one's alone."""
+        self._close: Callable[[], None] = _nothing
         self._max_model_tokens = 0
         self._thread = threading.Thread(target=self._load_and_run, name="engine-loop", daemon=True)
         self.metrics = EngineMetrics(self.load)
@@ -80,8 +74,9 @@ class TorchEngine:
         """End the loop and wait for the step in progress; a load in progress is not waited for."""
         if self._loop is not None:
             self._loop.stop()
-            self._thread.join(_STOP_SECONDS)
-            self._close_tiers()
+            # A loop that failed may be in a step that never ends.
+            self._thread.join(0 if self._loop.failed else _STOP_SECONDS)
+            self._close()
 
     def readiness(self) -> Readiness:
         """Loading, ready, or failed for good."""
@@ -121,6 +116,64 @@ class TorchEngine:
         if self._loop is None:
             raise RuntimeError("sessions before ready")
         return self._loop.sessions()
+
+    def load(self) -> EngineLoad:
+        """Requests and blocks after the last step."""
+        return EngineLoad() if self._loop is None else self._loop.load()
+
+    def _ready_tokenizer(self) -> ModelTokenizer:
+        if self._tokenizer is None:
+            raise RuntimeError("encode before ready")
+        return self._tokenizer
+
+    def _load_and_run(self) -> None:
+        began = time.monotonic()
+        try:
+            loop = self._load_all()
+        except Exception:
+            log.exception("loading %s failed", self._settings.model_dir)
+            self._load_failed = True
+            return
+        log.info("ready after %.2f s", time.monotonic() - began)
+        self._loop = loop
+        loop.run()
+
+    def _load_all(self) -> EngineLoop:
+        self._tokenizer = tokenizer_of(self._settings.model_dir, self._settings.model_digest)
+        loaded = self._load(self._tokenizer)
+        self._max_model_tokens = loaded.max_model_tokens
+        self._close = loaded.close
+        return loaded.loop
+
+    def _load(self, tokenizer: ModelTokenizer) -> LoadedEngine:
+        # Imported here: torch takes a second, and the port is to answer before that.
+        from workers.engines.torch_engine import loading  # noqa: PLC0415
+
+        return loading.load_engine(self._settings, self._config, tokenizer, self.metrics, self._note_progress)
+
+    def _fail(self) -> None:
+        """Take nothing more, and end what is open with an error: a step that goes on may never end."""
+        self._load_failed = True
+        if self._loop is not None:
+            self._loop.abandon()
+
+    def _note_progress(self, done_ratio: float) -> None:
+        self._progress = done_ratio
+
+
+class TorchEngine(LoopEngine):
+    """The whole model in one process, so that sessions can move to and from it with their KV."""
+
+    def __init__(self, settings: EngineSettings, config: ModelConfig) -> None:
+        """Remember what to load; `start` loads it."""
+        super().__init__(settings, config)
+        self._moves: SessionMoves | None = None
+        self.kv_shape = b""
+        """16 bytes that name weights, element type and block shape; empty until loaded."""
+        self.kv_block_bytes = 0
+        self.kv_described = ""
+        self.kv_arena = b""
+        """16 bytes that name the memory that replicas of this node draw on; empty: it is this one's alone."""
 
     def held(self, session_id: str) -> Future[HeldSession]:
         """What there is of a session."""
@@ -162,44 +215,12 @@ class TorchEngine:
             raise RuntimeError("move before ready")
         return loop.between_steps(lambda: action(moves))
 
-    def load(self) -> EngineLoad:
-        """Requests and blocks after the last step."""
-        return EngineLoad() if self._loop is None else self._loop.load()
-
-    def _ready_tokenizer(self) -> ModelTokenizer:
-        if self._tokenizer is None:
-            raise RuntimeError("encode before ready")
-        return self._tokenizer
-
-    def _load_and_run(self) -> None:
-        began = time.monotonic()
-        try:
-            loop = self._load_all()
-        except Exception:
-            log.exception("loading %s failed", self._settings.model_dir)
-            self._load_failed = True
-            return
-        log.info("ready after %.2f s", time.monotonic() - began)
-        self._loop = loop
-        loop.run()
-
-    def _load_all(self) -> EngineLoop:
-        # Imported here: torch takes a second, and the port is to answer before that.
-        from workers.engines.torch_engine import loading  # noqa: PLC0415
-
-        self._tokenizer = tokenizer_of(self._settings.model_dir, self._settings.model_digest)
-        loaded = loading.load_engine(
-            self._settings, self._config, self._tokenizer, self.metrics, self._note_progress
-        )
-        self._max_model_tokens = loaded.max_model_tokens
-        self._close_tiers = loaded.close_tiers
+    def _load(self, tokenizer: ModelTokenizer) -> LoadedEngine:
+        loaded = super()._load(tokenizer)
         self._moves = loaded.moves
         self.kv_shape, self.kv_block_bytes = loaded.kv_shape, loaded.kv_block_bytes
         self.kv_described, self.kv_arena = loaded.kv_described, loaded.kv_arena
-        return loaded.loop
-
-    def _note_progress(self, done_ratio: float) -> None:
-        self._progress = done_ratio
+        return loaded
 
 
 def _nothing() -> None:

@@ -17,8 +17,8 @@ from workers.engines.openai_server.metrics import EngineLoad, EngineMetrics
 from workers.engines.openai_server.port import GenerationTask
 from workers.engines.openai_server.stop_strings import TextEnd, text_end
 from workers.engines.openai_server.stream import Delta, FinishReason, GenerationStream, push_deltas
-from workers.engines.torch_engine.model import Decoder
-from workers.engines.torch_engine.sampling import Sampler, sample_tokens
+from workers.engines.torch_engine.model import StepModel
+from workers.engines.torch_engine.sampling import Sampler
 from workers.engines.torch_engine.scheduler import Scheduler, Sequence, StepPlan
 from workers.engines.torch_engine.tokenizer import IncrementalDecoder, ModelTokenizer
 from workers.kv.tiers.sessions import SessionRow, SessionTable, Turn
@@ -67,7 +67,7 @@ class EngineLoop:
 
     def __init__(
         self,
-        decoder: Decoder,
+        model: StepModel,
         tokenizer: ModelTokenizer,
         allocator: BlockAllocator,
         scheduler: Scheduler,
@@ -79,7 +79,7 @@ class EngineLoop:
         """Bind the parts; `run` does the work."""
         self._sessions = memory.sessions if memory else None
         self._store = memory.store if memory else None
-        self._decoder = decoder
+        self._model = model
         self._tokenizer = tokenizer
         self._allocator = allocator
         self._scheduler = scheduler
@@ -134,6 +134,11 @@ class EngineLoop:
         """End the loop after the step in progress."""
         self._stopping = True
         self._post(_nothing)
+
+    def abandon(self) -> None:
+        """End every open request with an error, though a step may never end. Any thread may call this."""
+        self.failed = self._stopping = True
+        self._fail_all()
 
     def load(self) -> EngineLoad:
         """Load after the last step."""
@@ -240,10 +245,9 @@ class EngineLoop:
             self._wait_for_room()
             return
         began = time.monotonic()
-        batch = self._decoder.lay_out(plan.chunks)
-        logits = self._decoder.forward(batch)
+        batch = self._model.lay_out(plan.chunks)
         requests = [self._requests[c.sequence.request_id] for c in batch.sampled_chunks]
-        tokens = sample_tokens(logits, [request.sampler for request in requests])
+        tokens = self._model.choose(batch, [request.sampler.next_choice() for request in requests])
         self._note_pace(plan, time.monotonic() - began)
         self._scheduler.complete(plan)
         deltas = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from workers.engines.torch_engine.config import ModelConfig
 from workers.engines.torch_engine.kv_pool import KvPool
 from workers.engines.torch_engine.linear import Linear
 from workers.engines.torch_engine.rotary import RotaryTable, Rotation, rotate
+from workers.engines.torch_engine.sampling import Choice, choose_tokens
 from workers.engines.torch_engine.scheduler import Chunk
 from workers.engines.torch_engine.weights import LayerWeights, ModelWeights
 from workers.protocol.digests import KV_BLOCK_TOKENS
@@ -40,8 +42,20 @@ _GROUP_BYTES = 1024 * 1024
 and multiplying costs half of what goes through memory."""
 
 
+class StepModel(Protocol):
+    """What the loop computes steps with."""
+
+    def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
+        """Turn a step's chunks into what `choose` takes."""
+        ...
+
+    def choose(self, batch: StepBatch, choices: Sequence[Choice]) -> list[int]:
+        """Compute all rows; choose the next token of each sampled one, in the order of `sampled_chunks`."""
+        ...
+
+
 class Decoder:
-    """A decoder of the Llama family over a paged KV pool."""
+    """A decoder of the Llama family over a paged KV pool, or one stage of it."""
 
     def __init__(
         self,
@@ -54,7 +68,8 @@ class Decoder:
         self._config = config
         self._embedding = weights.embedding
         self._norm = weights.norm
-        self._head = Linear(weights.head)
+        self._head = None if weights.head is None else Linear(weights.head)
+        self._place = weights.layers[0].input_norm
         self._layers = tuple(
             _prepare(layer, window, config)
             for layer, window in zip(weights.layers, config.layer_windows, strict=True)
@@ -74,30 +89,59 @@ class Decoder:
     @property
     def device(self) -> torch.device:
         """Where the model lives."""
-        return self._norm.device
+        return self._place.device
+
+    @property
+    def attention_name(self) -> str:
+        """How it attends."""
+        return self._attention.name
+
+    @property
+    def is_last(self) -> bool:
+        """Whether logits come out, and not rows for the next stage."""
+        return self._head is not None
 
     @property
     def dtype(self) -> torch.dtype:
         """What the model computes in."""
-        return self._norm.dtype
+        return self._place.dtype
 
     def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
         """Turn a step's chunks into what `forward` takes."""
         return self._builder.build(chunks)
 
+    def lay_out_groups(self, groups: Sequence[Sequence[Chunk]]) -> StepBatch:
+        """The same for chunks that another stage has grouped: rows have to be in its order."""
+        return self._builder.build_groups(groups)
+
+    def choose(self, batch: StepBatch, choices: Sequence[Choice]) -> list[int]:
+        """Compute all rows and choose the next token of each sampled one, as `StepModel`."""
+        return choose_tokens(self.forward(batch), choices)
+
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> Tensor:
-        """Compute all rows, fill their slots, return float32 logits of the sampled rows."""
-        hidden = functional.embedding(batch.tokens, self._embedding)
+    def forward(self, batch: StepBatch, hidden: Tensor | None = None) -> Tensor:
+        """Compute all rows, fill their slots, return float32 logits of the sampled rows.
+
+        A stage behind the first goes on from `hidden`, `[rows, hidden_size]`; all but the last return that.
+        """
+        if hidden is None:
+            hidden = self._embed(batch)
         rotation = self._rotary.rows(batch.positions)
         for index, layer in enumerate(self._layers):
             mixed = self._attend(index, layer, hidden, batch, rotation)
-            if index == len(self._layers) - 1:
+            if self.is_last and index == len(self._layers) - 1:
                 # Nobody attends to what comes out of the last layer: only rows that sample need it.
                 mixed, hidden = mixed[batch.sampled_rows], hidden[batch.sampled_rows]
             hidden = layer.output(mixed).add_(hidden)
             hidden = self._feed_forward(layer, hidden).add_(hidden)
+        if self._norm is None or self._head is None:
+            return hidden
         return self._head(self._normalize(hidden, self._norm)).float()
+
+    def _embed(self, batch: StepBatch) -> Tensor:
+        if self._embedding is None:
+            raise ValueError("only the first stage begins with tokens")
+        return functional.embedding(batch.tokens, self._embedding)
 
     def _attend(
         self, index: int, layer: _Layer, hidden: Tensor, batch: StepBatch, rotation: Rotation

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,17 +34,35 @@ class Sampler:
                 numbers.random()
         return Sampler(temperature, top_p, numbers)
 
+    def next_choice(self) -> Choice:
+        """How the next token is to be chosen: takes one of the numbers, if any is needed."""
+        return Choice(self.temperature, self.top_p, self.numbers.random() if self.temperature > 0 else 0.0)
+
+
+class Choice(NamedTuple):
+    """How one token is chosen: all that is needed of a sampler, wherever the logits are."""
+
+    temperature: float
+    top_p: float
+    draw: float
+    """From 0 up to 1; of no meaning where the likeliest is taken."""
+
+
+def sample_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """Choose a token for each row of `logits` (`[rows, vocabulary]`, float32)."""
+    return choose_tokens(logits, [sampler.next_choice() for sampler in samplers])
+
 
 @torch.inference_mode()
-def sample_tokens(logits: Tensor, samplers: Sequence[Sampler]) -> list[int]:
+def choose_tokens(logits: Tensor, choices: Sequence[Choice]) -> list[int]:
     """Choose a token for each row of `logits` (`[rows, vocabulary]`, float32).
 
-    What a row draws depends on its logits and its sampler alone, never on the rows beside it.
+    Which one depends on the row's logits and its choice alone, never on the rows beside it.
     """
     tokens = _best(logits)
-    drawn = [row for row, sampler in enumerate(samplers) if sampler.temperature > 0]
+    drawn = [row for row, choice in enumerate(choices) if choice.temperature > 0]
     if drawn:
-        chosen = [samplers[row] for row in drawn]
+        chosen = [choices[row] for row in drawn]
         tokens[drawn] = _draw(_probabilities(logits[drawn], chosen), chosen)
     result: list[int] = tokens.tolist()
     return result
@@ -57,23 +76,23 @@ def _best(logits: Tensor) -> Tensor:
     return torch.from_numpy(logits.numpy().argmax(axis=-1))
 
 
-def _probabilities(logits: Tensor, samplers: Sequence[Sampler]) -> Tensor:
-    temperatures = torch.tensor([sampler.temperature for sampler in samplers], device=logits.device)
+def _probabilities(logits: Tensor, choices: Sequence[Choice]) -> Tensor:
+    temperatures = torch.tensor([choice.temperature for choice in choices], device=logits.device)
     # Dividing by a tiny temperature may overflow; the difference to the maximum cannot go over 0.
     lowered = (logits - logits.amax(dim=-1, keepdim=True)) / temperatures[:, None]
     return lowered.softmax(dim=-1)
 
 
-def _draw(probabilities: Tensor, samplers: Sequence[Sampler]) -> Tensor:
+def _draw(probabilities: Tensor, choices: Sequence[Choice]) -> Tensor:
     device = probabilities.device
-    draws = torch.tensor([sampler.numbers.random() for sampler in samplers], device=device)
-    bounds = torch.tensor([sampler.top_p for sampler in samplers], device=device)
-    tokens = torch.empty(len(samplers), dtype=torch.long, device=device)
-    whole = [row for row, sampler in enumerate(samplers) if sampler.top_p >= 1]
+    draws = torch.tensor([choice.draw for choice in choices], device=device)
+    bounds = torch.tensor([choice.top_p for choice in choices], device=device)
+    tokens = torch.empty(len(choices), dtype=torch.long, device=device)
+    whole = [row for row, choice in enumerate(choices) if choice.top_p >= 1]
     if whole:
         # Nothing is cut off, so no order is needed: any order of the tokens gives the same chances.
         tokens[whole] = _invert(probabilities[whole].cumsum(dim=-1), draws[whole])
-    cut = [row for row, sampler in enumerate(samplers) if sampler.top_p < 1]
+    cut = [row for row, choice in enumerate(choices) if choice.top_p < 1]
     if cut:
         tokens[cut] = _draw_from_nucleus(probabilities[cut], bounds[cut], draws[cut])
     return tokens

@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from workers.kv.tiers.heat import Eviction
+
+JOIN_SECONDS, SILENCE_SECONDS, STEP_SECONDS = 600.0, 15.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class StageSettings:
+    """Which stage of a replica over several processes this one is, and how it finds the others."""
+
+    number: int
+    count: int
+    host: str
+    """Address of this process: what it listens on, and what its connections come from."""
+    rendezvous: tuple[str, int]
+    """Host and port where the first stage is met."""
+    key: bytes = field(repr=False)
+    """What the stages prove to one another that they belong together with."""
+    join_seconds: float = JOIN_SECONDS
+    """How long the others may take to come and to load."""
+    silence_seconds: float = SILENCE_SECONDS
+    """A stage without a sign of life for so long is lost."""
+    step_seconds: float = STEP_SECONDS
+    """A step that takes longer in the other stages never ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,3 +75,5 @@ class EngineSettings:
     replica_id: str = ""
     """Names this replica in the node's pool."""
     attempt: int = 0
+    stage: StageSettings | None = None
+    """`None`: this process computes the whole model."""

@@ -46,19 +46,21 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True)
 class ModelWeights:
-    """All weights of a decoder of the Llama family."""
+    """All weights of a decoder of the Llama family, or of one stage of it."""
 
-    embedding: Tensor
+    embedding: Tensor | None
+    """`None`: this is not the first stage."""
     layers: tuple[LayerWeights, ...]
-    norm: Tensor
-    head: Matrix
+    norm: Tensor | None
+    """`None`: this is not the last stage, as for the head."""
+    head: Matrix | None
     """The embedding itself when the two are tied and it is multiplied with as it lies."""
 
     @property
     def total_bytes(self) -> int:
         """Memory that the weights take; a tied head takes some only if it is packed."""
         layers = [getattr(layer, name) for layer in self.layers for name in layer.__slots__]
-        tensors = [self.embedding, self.norm, *layers]
+        tensors: list[Matrix | None] = [self.embedding, self.norm, *layers]
         if self.head is not self.embedding:
             tensors.append(self.head)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
@@ -88,18 +90,20 @@ class FusedTensor:
 def plan_tensors(config: ModelConfig, *, packed: bool = False) -> tuple[FusedTensor, ...]:
     """Name every tensor of a model, layer by layer in the order of use.
 
-    With `packed` a tied head is a tensor of its own: rows are looked up in one layout, multiplied with in
-    another.
+    With `packed`, or in a stage that has no embedding, a tied head is a tensor of its own: rows are looked up
+    in one layout, multiplied with in another. Layers are called as they are numbered within the stage.
     """
-    vocabulary, hidden = config.vocabulary_size, config.hidden_size
+    stage, vocabulary, hidden = config.stage, config.vocabulary_size, config.hidden_size
     embedding = (("model.embed_tokens.weight", (vocabulary, hidden)),)
-    tensors = [FusedTensor("embedding", embedding)]
+    tensors = [FusedTensor("embedding", embedding)] if stage.is_first else []
     for index in range(config.layers):
         tensors += _plan_layer(config, index)
+    if not stage.is_last:
+        return tuple(tensors)
     tensors.append(FusedTensor("norm", (("model.norm.weight", (hidden,)),)))
     if not config.tied_embeddings:
         tensors.append(FusedTensor("head", (("lm_head.weight", (vocabulary, hidden)),)))
-    elif packed:
+    elif packed or not stage.is_first:
         tensors.append(FusedTensor("head", embedding))
     return tuple(tensors)
 
@@ -108,7 +112,7 @@ def _plan_layer(config: ModelConfig, index: int) -> Iterator[FusedTensor]:
     hidden, inner = config.hidden_size, config.intermediate_size
     query, kv = config.heads * config.head_size, config.kv_heads * config.head_size
     heads = (("q_proj", query), ("k_proj", kv), ("v_proj", kv))
-    layer = f"model.layers.{index}."
+    layer = f"model.layers.{config.stage.first_layer + index}."
     attention, mlp = layer + "self_attn.", layer + "mlp."
 
     def fused(field: str, *parts: tuple[str, tuple[int, ...]]) -> FusedTensor:
@@ -132,7 +136,7 @@ def _plan_layer(config: ModelConfig, index: int) -> Iterator[FusedTensor]:
 def assemble(config: ModelConfig, tensors: Mapping[str, Matrix]) -> ModelWeights:
     """Put the tensors of `plan_tensors`, by name, into their places."""
     names = [field.name for field in fields(LayerWeights)]
-    embedding, norm = tensors["embedding"], tensors["norm"]
+    embedding, norm = tensors.get("embedding"), tensors.get("norm")
     if isinstance(embedding, PackedWeight) or isinstance(norm, PackedWeight):
         raise WeightsError("only matrices are packed")
     return ModelWeights(
@@ -142,7 +146,7 @@ def assemble(config: ModelConfig, tensors: Mapping[str, Matrix]) -> ModelWeights
             for index in range(config.layers)
         ),
         norm=norm,
-        head=tensors.get("head", embedding),
+        head=tensors.get("head", embedding if config.stage.is_last else None),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from workers.protocol.engines.kinds import ChoiceOption, IntegerOption, NumberOption, SwitchOption
 from workers.protocol.engines.option import EngineOption, EngineTable
 
@@ -10,6 +12,7 @@ EVICTIONS = ("lru", "lfu")
 _AGENTS_FLAGS = (
     *("--holder", "--host", "--kv-disk-dir", "--kv-pool-bytes", "--kv-pool-dir", "--port", "--model-dir"),
     *("--model-digest", "--served-model-name", "--memory-bytes", "--weights-cache"),
+    *("--stage", "--rendezvous", "--join-seconds", "--silence-seconds"),
 )
 _BLOCKS = IntegerOption(1, 100_000_000)
 _MILLISECONDS = NumberOption(0.0, 600_000.0)
@@ -75,6 +78,20 @@ _TORCH = (
     ),
     EngineOption("kv_eviction", ChoiceOption(EVICTIONS), "cache", "Which KV goes first.", "lru"),
     EngineOption(
+        "pipeline_stages",
+        IntegerOption(1, 64),
+        "model",
+        "Processes that the layers are split over, one on each node of a replica over several nodes.",
+        "1",
+    ),
+    EngineOption(
+        "step_seconds",
+        NumberOption(1.0, 86_400.0),
+        "model",
+        "With several stages, how long a step may take: one that takes longer ends the replica.",
+        "300",
+    ),
+    EngineOption(
         "device", ChoiceOption(("auto", "cpu", "cuda")), "model", "What it runs on.", "auto: what it is given"
     ),
     EngineOption(
@@ -129,5 +146,29 @@ _SIMULATED = (
     EngineOption("ignore_sigterm", SwitchOption(), "faults", "It does not end when asked to.", "off"),
     _DRAIN,
 )
+_NOT_IN_STAGES = {
+    "kv_host_bytes": "KV below the blocks",
+    "kv_disk_bytes": "KV below the blocks",
+    "kv_min_blocks": "a share of the node's pool",
+    "kv_max_blocks": "a share of the node's pool",
+}
+"""What needs a whole model's blocks in one process, and so works without stages only."""
+
+
+def stage_obstacle(options: Mapping[str, object]) -> str:
+    """Why these options do not go with `pipeline_stages` above 1; empty if they do, or if it is 1."""
+    if options.get("pipeline_stages", 1) == 1:
+        return ""
+    wanted = [name for name in _NOT_IN_STAGES if options.get(name)]
+    if options.get("kv_pool") == "node":
+        wanted.append("kv_pool")
+    if not wanted:
+        return ""
+    what = _NOT_IN_STAGES.get(wanted[0], "the node's pool")
+    return (
+        f"{wanted[0]} asks for {what}, which needs all layers in one process: leave out it or pipeline_stages"
+    )
+
+
 TORCH_TABLE = EngineTable(TORCH, "Built-in (torch)", _TORCH, _AGENTS_FLAGS)
 SIMULATED_TABLE = EngineTable(SIMULATED, "Simulated", _SIMULATED, _AGENTS_FLAGS)

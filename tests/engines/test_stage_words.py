@@ -1,0 +1,277 @@
+"""What stages tell one another, and what they make of what strangers say."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fakes.stages import free_ports, wait_until
+from workers.engines.torch_engine.sampling import Choice
+from workers.engines.torch_engine.scheduler import Chunk, Sequence
+from workers.engines.torch_engine.settings import StageSettings
+from workers.engines.torch_engine.stage_company import Company, open_company
+from workers.engines.torch_engine.stage_facts import StageFacts, agree
+from workers.engines.torch_engine.stage_link import (
+    VERSION,
+    Challenge,
+    Place,
+    Proof,
+    StageLostError,
+    Welcome,
+    connect,
+)
+from workers.engines.torch_engine.stage_wire import StageWireError, decode_order, encode_order
+from workers.protocol.digests import KV_BLOCK_TOKENS
+
+BLOCKS = 50
+KEY = b"xg-of-this-start"
+
+
+@st.composite
+def chunks(draw: st.DrawFn) -> Chunk:
+    start, count = draw(st.integers(0, 90)), draw(st.integers(1, 40))
+    rest = draw(st.integers(0, 20))
+    needed = -(-(start + count) // KV_BLOCK_TOKENS)
+    spare = draw(st.integers(0, 2))
+    blocks = draw(st.lists(st.integers(0, BLOCKS - 1), min_size=needed + spare, max_size=needed + spare))
+    return Chunk(Sequence("r", [7] * (start + count + rest), blocks=blocks), start, count)
+
+
+ORDERS = st.lists(st.lists(chunks(), min_size=1, max_size=4), min_size=1, max_size=4)
+RATIO = st.floats(0, 1, exclude_max=True)
+
+
+def written(groups: list[list[Chunk]], choices: list[Choice]) -> np.ndarray:
+    return np.frombuffer(encode_order(groups, choices), np.uint8)
+
+
+def an_order() -> tuple[list[list[Chunk]], list[Choice]]:
+    sequence = Sequence("r", [1] * 20, blocks=[3, 9])
+    return [[Chunk(sequence, 0, 20)]], [Choice(1.0, 0.9, 0.25)]
+
+
+@given(groups=ORDERS, draws=st.lists(st.tuples(st.floats(0, 2), RATIO, RATIO), min_size=16, max_size=16))
+def test_an_order_says_all_that_another_stage_needs(
+    groups: list[list[Chunk]], draws: list[tuple[float, float, float]]
+) -> None:
+    sampled = sum(chunk.samples for group in groups for chunk in group)
+    choices = [Choice(*draw) for draw in draws[:sampled]]
+    message = written(groups, choices)
+    order = decode_order(message, total_blocks=BLOCKS)
+    assert len(message) % 64 == 0
+    assert list(order.choices) == choices
+    assert [len(group) for group in order.groups] == [len(group) for group in groups]
+    for told, known in zip(order.groups, groups, strict=True):
+        for chunk, own in zip(told, known, strict=True):
+            assert (chunk.start, chunk.count, chunk.samples) == (own.start, own.count, own.samples)
+            needed = -(-own.end // KV_BLOCK_TOKENS)
+            assert chunk.sequence.blocks == own.sequence.blocks[:needed]
+
+
+@settings(max_examples=300)
+@given(at=st.integers(0, 63), value=st.integers(0, 255))
+def test_no_changed_byte_makes_a_stage_touch_blocks_that_there_are_not(at: int, value: int) -> None:
+    message = written(*an_order()).copy()
+    message[at] = value
+    try:
+        order = decode_order(message, total_blocks=BLOCKS)
+    except StageWireError:
+        return
+    held = [chunk.sequence.blocks for group in order.groups for chunk in group]
+    assert all(0 <= block < BLOCKS for blocks in held for block in blocks)
+
+
+def test_an_order_that_was_cut_off_is_refused() -> None:
+    message = written(*an_order())
+    for length in range(0, 72, 4):
+        with pytest.raises(StageWireError):
+            decode_order(message[:length], total_blocks=BLOCKS)
+
+
+def facts(number: int, **changes: object) -> StageFacts:
+    plain = StageFacts(number, "m", "float32", "float32", "cpu", 100 - number, 64)
+    return msgspec.structs.replace(plain, **changes)
+
+
+def test_all_stages_hold_as_many_blocks_as_the_one_with_least_room() -> None:
+    agreement = agree((facts(0), facts(1), facts(2)))
+    assert (agreement.blocks, agreement.block_bytes, agreement.refusal) == (98, 192, "")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model": "other"}, "stage 1 has model other, and stage 0 m"),
+        ({"compute_dtype": "bfloat16"}, "stage 1 computes in bfloat16, and stage 0 float32"),
+        ({"kv_dtype": "float8_e4m3fn"}, "stage 1 keeps KV as float8_e4m3fn, and stage 0 float32"),
+        ({"device_kind": "cuda"}, "stage 1 runs on cuda, and stage 0 cpu"),
+    ],
+)
+def test_stages_that_would_compute_otherwise_are_refused_in_words(change: dict[str, str], words: str) -> None:
+    assert agree((facts(0), facts(1, **change))).refusal == words
+
+
+def stage_settings(number: int, port: int, *, count: int = 2, key: bytes = KEY) -> StageSettings:
+    return StageSettings(
+        number, count, "127.0.0.1", ("127.0.0.1", port), key, join_seconds=30.0, silence_seconds=20.0
+    )
+
+
+@contextmanager
+def company_of(count: int) -> Iterator[list[Company]]:
+    (port,) = free_ports(1)
+    companies = [open_company(stage_settings(number, port, count=count)) for number in range(count)]
+    try:
+        companies[0].wait_for_all(seconds=30.0)
+        yield companies
+    finally:
+        for company in companies:
+            company.leave("the test is over", is_failure=False)
+
+
+def test_what_one_stage_tells_all_read_also_those_that_come_later() -> None:
+    (port,) = free_ports(1)
+    head = open_company(stage_settings(0, port, count=3))
+    head.put("early", b"1")
+    first = open_company(stage_settings(1, port, count=3))
+    first.put("from one", b"2")
+    second = open_company(stage_settings(2, port, count=3))
+    for company in (head, first, second):
+        assert company.get("early", seconds=30.0) == b"1"
+        assert company.get("from one", seconds=30.0) == b"2"
+    head.leave("done", is_failure=False)
+    assert first.wait_for_end(seconds=30.0) == second.wait_for_end(seconds=30.0)
+
+
+def test_when_one_stage_ends_all_others_learn_why() -> None:
+    with company_of(3) as companies:
+        companies[2].leave("the disk is full", is_failure=True)
+        endings = [company.wait_for_end(seconds=30.0) for company in companies]
+    assert {ending.reason for ending in endings if ending} == {"stage 2: the disk is full"}
+    assert all(ending is not None and ending.is_failure for ending in endings)
+
+
+def test_who_waits_for_others_is_told_that_they_will_not_come() -> None:
+    with company_of(2) as companies:
+        heard: list[str] = []
+        companies[0].watch(lambda ending: heard.append(ending.reason))
+        refused: list[str] = []
+
+        def wait_in_vain() -> None:
+            try:
+                companies[0].get("x", seconds=60.0)
+            except StageLostError as error:
+                refused.append(str(error))
+
+        waiting = threading.Thread(target=wait_in_vain)
+        waiting.start()
+        companies[1].leave("told to end", is_failure=False)
+        waiting.join(30.0)
+        assert refused == ["stage 1: told to end"]
+        # For the first stage any other's end is a failure: the layers are gone.
+        wait_until(lambda: heard == ["stage 1: told to end"])
+        ending = companies[0].ending
+    assert ending is not None
+    assert ending.is_failure
+
+
+def test_a_stage_that_does_not_come_is_named() -> None:
+    (port,) = free_ports(1)
+    head = open_company(stage_settings(0, port, count=3))
+    with pytest.raises(StageLostError, match=r"stage 1, 2 did not come within 0.1 s"):
+        head.wait_for_all(seconds=0.1)
+    head.leave("done", is_failure=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "place", "words"),
+    [
+        (b"xg-other", Place(1, 2), "no proof that it belongs to this start"),
+        (KEY, Place(1, 3), "it is stage 1 of 3, and this is stage 0 of 2"),
+        (KEY, Place(0, 2), "it is stage 0 of 2, and this is stage 0 of 2"),
+    ],
+)
+def test_who_does_not_belong_is_turned_away_in_words_and_harms_nobody(
+    key: bytes, place: Place, words: str
+) -> None:
+    (port,) = free_ports(1)
+    head = open_company(stage_settings(0, port))
+    with pytest.raises(StageLostError, match=words):
+        connect(("127.0.0.1", port), "127.0.0.1", key, place, seconds=30.0)
+    late = open_company(stage_settings(1, port))
+    head.wait_for_all(seconds=30.0)
+    assert head.ending is None
+    late.leave("done", is_failure=False)
+
+
+def test_a_stage_that_is_there_already_is_not_replaced() -> None:
+    (port,) = free_ports(1)
+    head = open_company(stage_settings(0, port, count=3))
+    first = open_company(stage_settings(1, port, count=3))
+    wait_until(lambda: head.has(1))
+    with pytest.raises(StageLostError, match="stage 1 is here already"):
+        open_company(stage_settings(1, port, count=3))
+    assert (head.ending, first.ending) == (None, None)
+    head.leave("done", is_failure=False)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\xff" * 64,
+        b"\x00\x00\x00\x01\xc1",
+        b"",
+        (len(body := msgspec.msgpack.encode(Proof(1, 2, b"n", b"p")))).to_bytes(4, "big") + body,
+    ],
+    ids=["http", "endless", "rubbish", "nothing", "unproven"],
+)
+def test_strangers_keep_nobody_out(said: bytes) -> None:
+    (port,) = free_ports(1)
+    head = open_company(stage_settings(0, port))
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+    for stranger in strangers:
+        stranger.sendall(said)
+    late = open_company(stage_settings(1, port))
+    head.wait_for_all(seconds=30.0)
+    assert head.ending is None
+    for stranger in strangers:
+        stranger.close()
+    late.leave("done", is_failure=False)
+
+
+def test_the_head_proves_itself_too() -> None:
+    """Whoever listens at the rendezvous does not get a stage to work for it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+
+    def pretend() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            for word in (Challenge(VERSION, bytes(32)), Welcome(bytes(32))):
+                body = msgspec.msgpack.encode(word)
+                connection.sendall(len(body).to_bytes(4, "big") + body)
+                connection.recv(4096)
+
+    pretender = threading.Thread(target=pretend)
+    pretender.start()
+    with pytest.raises(StageLostError, match="does not know the key"):
+        connect(("127.0.0.1", port), "127.0.0.1", KEY, Place(1, 2), seconds=30.0)
+    pretender.join()
+    listener.close()
+
+
+def test_nothing_of_what_stages_say_is_unpickled() -> None:
+    folder = Path(__file__).parents[2] / "workers" / "engines" / "torch_engine"
+    sources = [path.read_text("utf-8") for path in folder.glob("stage*.py")]
+    assert sources
+    assert not [text for text in sources if "pickle" in text or "_object" in text]
