@@ -9,7 +9,7 @@ from workers.engines.own_launch import own_launch, parse_own_metrics
 from workers.protocol import names
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import option_arguments, whole
-from workers.protocol.engines.own import TORCH_TABLE, stage_obstacle
+from workers.protocol.engines.own import TORCH_TABLE
 
 _PRELOAD = (
     "workers.engines.torch_engine.loading",
@@ -40,9 +40,6 @@ class TorchAdapter:
     def check_options(self, options: EngineOptions) -> None:
         """Raise `EngineOptionError`, naming the option and what would be right."""
         option_arguments(TORCH_TABLE, options)
-        obstacle = stage_obstacle(options)
-        if obstacle:
-            raise EngineOptionError(obstacle, "pipeline_stages")
 
     def shares_device_memory(self, options: EngineOptions) -> bool:
         """Unless both its blocks and its weights are to be its own; blocks of several stages always are."""
@@ -56,7 +53,6 @@ class TorchAdapter:
         if context.accelerator_kind == "cpu":
             # A CPU replica on a node with GPUs must not help itself to one.
             defaults["device"] = "cpu"
-        self.check_options(options)
         arguments = option_arguments(TORCH_TABLE, {**defaults, **options})
         arguments += _stage_arguments(options, context.rank)
         if context.memory_bytes > 0:

@@ -30,7 +30,8 @@ from workers.engines.torch_engine.stage_process import run_stage
 from workers.engines.torch_engine.staged_engine import StagedEngine
 from workers.kv.tiers.heat import EVICTIONS
 from workers.protocol import names
-from workers.protocol.engines.own import stage_obstacle
+from workers.protocol.engines.kinds import EngineOptionError
+from workers.protocol.engines.own import check_stages
 
 
 def positive_integer(text: str) -> int:
@@ -107,9 +108,10 @@ def stage_from(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -
     key = os.environ.get(names.ENV_GANG_KEY, "")
     if not key or arguments.rendezvous is None:
         parser.error(f"{count} stages need --rendezvous, and {names.ENV_GANG_KEY} to know one another by")
-    obstacle = stage_obstacle(vars(arguments))
-    if obstacle:
-        parser.error(obstacle)
+    try:
+        check_stages(vars(arguments))
+    except EngineOptionError as error:
+        parser.error(str(error))
     return StageSettings(
         number=number,
         count=count,

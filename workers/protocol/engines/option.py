@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from workers.protocol.confidential import find_secret
@@ -92,6 +92,8 @@ class EngineTable:
     """Of variables that a deployment may set."""
     agents_environment: tuple[str, ...] = ()
     """Variables with such a prefix that the agent sets itself."""
+    check_together: Callable[[Options], None] | None = None
+    """Raises `EngineOptionError` for options that are right each by itself and do not go with one another."""
     by_name: Mapping[str, EngineOption] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -140,6 +142,8 @@ def option_arguments(table: EngineTable, options: Options, version: Version = NE
         if objection:
             raise EngineOptionError(objection, name)
         arguments += _written(option, options[name])
+    if table.check_together is not None:
+        table.check_together(options)
     read_environment(table, options)
     return arguments + extra_arguments(table, options)
 

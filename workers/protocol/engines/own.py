@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from workers.protocol.engines.kinds import ChoiceOption, IntegerOption, NumberOption, SwitchOption
+from workers.protocol.engines.kinds import (
+    ChoiceOption,
+    EngineOptionError,
+    IntegerOption,
+    NumberOption,
+    SwitchOption,
+)
 from workers.protocol.engines.option import EngineOption, EngineTable
 
 TORCH, SIMULATED = "torch", "simulated"
@@ -155,20 +161,21 @@ _NOT_IN_STAGES = {
 """What needs a whole model's blocks in one process, and so works without stages only."""
 
 
-def stage_obstacle(options: Mapping[str, object]) -> str:
-    """Why these options do not go with `pipeline_stages` above 1; empty if they do, or if it is 1."""
+def check_stages(options: Mapping[str, object]) -> None:
+    """Raise `EngineOptionError` for what does not go with `pipeline_stages` above 1."""
     if options.get("pipeline_stages", 1) == 1:
-        return ""
+        return
     wanted = [name for name in _NOT_IN_STAGES if options.get(name)]
     if options.get("kv_pool") == "node":
         wanted.append("kv_pool")
-    if not wanted:
-        return ""
-    what = _NOT_IN_STAGES.get(wanted[0], "the node's pool")
-    return (
-        f"{wanted[0]} asks for {what}, which needs all layers in one process: leave out it or pipeline_stages"
-    )
+    if wanted:
+        what = _NOT_IN_STAGES.get(wanted[0], "the node's pool")
+        raise EngineOptionError(
+            f"{wanted[0]} asks for {what}, which needs all layers in one process: "
+            "leave out it or pipeline_stages",
+            wanted[0],
+        )
 
 
-TORCH_TABLE = EngineTable(TORCH, "Built-in (torch)", _TORCH, _AGENTS_FLAGS)
+TORCH_TABLE = EngineTable(TORCH, "Built-in (torch)", _TORCH, _AGENTS_FLAGS, check_together=check_stages)
 SIMULATED_TABLE = EngineTable(SIMULATED, "Simulated", _SIMULATED, _AGENTS_FLAGS)
