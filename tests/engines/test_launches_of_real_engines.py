@@ -180,6 +180,24 @@ def test_copies_on_several_nodes_are_refused_rather_than_launched_wrongly() -> N
         VLLM.build_launch(options, context)
 
 
+def test_ranks_of_one_machine_find_one_anothers_sockets_by_their_whole_path() -> None:
+    options = {"tensor_parallel_size": 2}
+    base = context_for(VLLM, options)
+    one, two = ("10.0.0.1", "10.0.0.1"), ("10.0.0.1", "10.0.0.2")
+    rank = NodeRank(0, 2, "10.0.0.1", 45_000, hosts=one)
+
+    def folder(hosts: tuple[str, ...], runtime_dir: Path) -> str:
+        context = replace(base, rank=replace(rank, hosts=hosts), runtime_dir=runtime_dir)
+        return VLLM.build_launch(options, context).env["VLLM_RPC_BASE_PATH"]
+
+    assert folder(one, Path("/run/r1")) == "/run/r1"
+    assert folder(two, Path("/run/r1")) == "/run/r1"  # names of machines that may yet be one
+    deep = Path("/" + "d" * 70)
+    assert folder(two, deep) == "."
+    with pytest.raises(EngineOptionError, match="nearer to the root"):
+        folder(one, deep)
+
+
 def test_ranks_that_nodes_cannot_share_evenly_are_refused() -> None:
     options = {"tensor_parallel_size": 3}
     context = replace(context_for(VLLM, options), rank=NodeRank(0, 2, "10.0.0.1", 45_000))

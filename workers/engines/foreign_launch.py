@@ -46,13 +46,33 @@ def check_socket_room(context: LaunchContext, name_characters: int) -> None:
 
     `name_characters`: of the longest name that it gives a socket in its temporary folder.
     """
-    most = _SOCKET_CHARACTERS - 1 - name_characters
+    most = _socket_room(name_characters)
     told = len(str(context.runtime_dir))
     if told > most:
         raise EngineOptionError(
             f"the agent's home makes paths of {told} characters, and its sockets leave room for {most}: "
             "start the agent with a home that is nearer to the root"
         )
+
+
+def _socket_room(name_characters: int) -> int:
+    return _SOCKET_CHARACTERS - 1 - name_characters
+
+
+def socket_folder(context: LaunchContext, name_characters: int) -> str:
+    """Where the engine's processes talk by sockets: its runtime folder, in which it starts.
+
+    Ranks of two agents on one machine find one another's only by the whole path. It may be longer than a
+    socket's address, which is refused (`EngineOptionError`) where they are known to share a machine.
+    """
+    rank = context.rank
+    if rank is None:
+        return "."
+    if len(str(context.runtime_dir)) <= _socket_room(name_characters):
+        return str(context.runtime_dir)
+    if len(set(rank.hosts)) < len(rank.hosts):
+        check_socket_room(context, name_characters)
+    return "."
 
 
 def in_url(host: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from workers.protocol.observed import ExitInfo, ObservedState, ReplicaObserved
-from workers.protocol.wish import ReplicaSpec, WantedState
+from workers.protocol.wish import GangMember, ReplicaSpec, WantedState
 from workers.simulation.engine import KV_EXTENT_BLOCKS, EngineModel, EngineShape, Traffic
 
 _SIGKILL = 9
@@ -21,6 +21,8 @@ _OFF = (
     ObservedState.STOPPED,
 )
 """States without a process."""
+_RENDEZVOUS_ABOVE = 10_000
+"""From the port of a replica over several nodes to the one where its members are said to meet."""
 _AFRESH = (ObservedState.BACKING_OFF, ObservedState.FAILED, ObservedState.STOPPED)
 
 
@@ -75,6 +77,8 @@ class SimulatedReplica:
         self._ready_at: float | None = None
         self._crashes = 0
         self._restarts = 0
+        self._epoch = 0
+        """Start of a replica over several nodes that was begun last; each is begun once."""
         self._reason = ""
         self._last_exit: ExitInfo | None = None
         self._limits: tuple[int, int] | None = None
@@ -100,10 +104,25 @@ class SimulatedReplica:
         wanted = spec.wanted if spec is not None else WantedState.STOP
         if wanted is not WantedState.RUN:
             self._let_go(wanted, now)
+        elif self._member is not None:
+            self._follow_start(self._member, now)
         elif renewed:
             self._crashes = 0
             if self.state in _AFRESH:
                 self._enter(ObservedState.WAITING, due=now)
+
+    @property
+    def _member(self) -> GangMember | None:
+        return None if self.spec is None else self.spec.member
+
+    def _follow_start(self, member: GangMember, now: float) -> None:
+        """Begin the start that is wanted, once; one before it makes way at once."""
+        if member.epoch <= self._epoch:
+            return
+        if self.state in _OFF:
+            self._enter(ObservedState.WAITING, due=now)
+        elif self.state is not ObservedState.STOPPING:
+            self._enter(ObservedState.STOPPING, due=now + self._durations.stop)
 
     def limit(self, minimum_blocks: int, ceiling_blocks: int) -> None:
         """Change what the engine may have of the node's KV pool, until it ends."""
@@ -123,7 +142,10 @@ class SimulatedReplica:
         self._note_exit(now)
         self._note_reclaim(now)
         if self.state in (ObservedState.DRAINING, ObservedState.STOPPING):
-            self._stopped()
+            self._stopped(now)
+            return
+        if self._member is not None:
+            self._end_member("killed by signal 9", now)
             return
         if self._ready_at is not None and now - self._ready_at >= self._durations.stable:
             self._crashes = 0
@@ -140,6 +162,9 @@ class SimulatedReplica:
         """The machine is gone, and every process with it; the wish is still on its disk."""
         self.advance(now)
         if self.state in (ObservedState.FAILED, ObservedState.STOPPED):
+            return
+        if self._member is not None and self._epoch == self._member.epoch:
+            self._end_member("the machine was restarted", now)
             return
         self._end_engine()
         keeps = self.spec is not None and self.spec.wanted is WantedState.RUN
@@ -167,6 +192,8 @@ class SimulatedReplica:
         telemetry = engine.telemetry(now) if engine is not None else None
         took = self._ready_at - self._launched_at if self._ready_at is not None else None
         backing_off = self.state is ObservedState.BACKING_OFF
+        member = self._member
+        answers = running and (member is None or member.number == 0)
         return ReplicaObserved(
             replica_id=self.replica_id,
             generation=self.generation,
@@ -174,14 +201,17 @@ class SimulatedReplica:
             attempt=self.attempt,
             restarts=self._restarts,
             reason=self._reason,
-            address=f"{self._host}:{self.port}" if running else "",
+            address=f"{self._host}:{self.port}" if answers else "",
             ports=(self.port,) if running else (),
             uptime_seconds=now - self._launched_at if running else 0.0,
             start_took_seconds=took if running else None,
             retry_in_seconds=max(0.0, self._due - now) if backing_off else None,
             active_requests=engine.active_requests if engine is not None else None,
             last_exit=self._last_exit,
-            telemetry=telemetry,
+            telemetry=telemetry if answers else None,
+            member_number=member.number if member is not None else 0,
+            epoch=self._epoch if running or member is None else member.epoch,
+            rendezvous=f"{self._host}:{self.port + _RENDEZVOUS_ABOVE}" if answers and self._epoch else "",
         )
 
     # ------------------------------------------------------------------ steps
@@ -199,7 +229,7 @@ class SimulatedReplica:
                 self.has_served = True
                 self._enter(ObservedState.READY)
             case ObservedState.STOPPING:
-                self._stopped()
+                self._stopped(at)
             case _:
                 self._due = math.inf
 
@@ -209,15 +239,22 @@ class SimulatedReplica:
         if missing:
             self._enter(ObservedState.WAITING, due=at + _LOOK_AGAIN_SECONDS, reason=missing)
             return
+        member = self._member
+        if member is not None and member.number and not (member.head_address and member.rendezvous):
+            self._enter(ObservedState.WAITING, reason="waits for the head's address (simulated)")
+            return
+        self._epoch = member.epoch if member is not None else 0
         self.attempt += 1
         self._launched_at, self._ready_at = at, None
         self._enter(ObservedState.STARTING, due=at + self._durations.start)
 
     def _let_go(self, wanted: WantedState, now: float) -> None:
         if self.state in _OFF:
-            self._stopped()
+            self._stopped(now)
         elif self.state is ObservedState.STOPPING:
             return
+        elif wanted is WantedState.DRAIN and self._member is not None and self._member.number:
+            return  # it runs until its head has drained
         elif wanted is WantedState.DRAIN and self.state is ObservedState.READY and self.engine:
             self.engine.drain()
             self._drain_deadline = now + (self.spec.drain_seconds if self.spec else 0.0)
@@ -234,9 +271,20 @@ class SimulatedReplica:
             at = min(now, self._drain_deadline)
             self._enter(ObservedState.STOPPING, due=at + self._durations.stop)
 
-    def _stopped(self) -> None:
+    def _stopped(self, at: float) -> None:
         self._end_engine()
         self._enter(ObservedState.STOPPED)
+        if self._member is not None and self.spec is not None and self.spec.wanted is WantedState.RUN:
+            self._follow_start(self._member, at)
+
+    def _end_member(self, how: str, now: float) -> None:
+        if self.spec is None or self.spec.wanted is not WantedState.RUN:
+            self._stopped(now)
+            return
+        self._end_engine()
+        self._restarts += 1
+        why = f"its part of start {self._epoch} ended ({how}, simulated)"
+        self._enter(ObservedState.FAILED, reason=f"{why}: waits until the whole is started again")
 
     def _note_exit(self, now: float) -> None:
         self._last_exit = ExitInfo(

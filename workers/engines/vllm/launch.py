@@ -19,6 +19,7 @@ from workers.engines.foreign_launch import (
     event_endpoint,
     first_ports,
     require_with,
+    socket_folder,
 )
 from workers.protocol.engines.kinds import EngineOptionError, JsonOption
 from workers.protocol.engines.option import Version, option_arguments, read_version, whole
@@ -31,6 +32,8 @@ GUARD = "exaops_guard.RequireKey"
 INTERNAL, DATA_PARALLEL, NIXL = "internal", "data parallel", "nixl"
 _INTERNAL_PORTS = 8
 """vLLM walks upwards from `VLLM_PORT` for its executors and message queues."""
+_SOCKET_NAME_CHARACTERS = 36
+"""vLLM's processes talk by sockets that are named by UUIDs."""
 _CPU_BLOCK_TOKENS = 32
 _CPU_KV_FLAG_SINCE: Version = (0, 32)
 """From then on processors take `--kv-cache-memory-bytes`; before, a variable with whole GiB."""
@@ -211,9 +214,7 @@ def _environment(
         "VLLM_PORT": str(ports[INTERNAL]),
         "VLLM_CACHE_ROOT": f"{context.engine_cache or context.runtime_dir}/vllm",
         "VLLM_CONFIG_ROOT": str(context.runtime_dir),
-        # Its processes talk by sockets there. It starts in its runtime folder, whose whole path may be
-        # longer than a socket's address.
-        "VLLM_RPC_BASE_PATH": ".",
+        "VLLM_RPC_BASE_PATH": socket_folder(context, _SOCKET_NAME_CHARACTERS),
     }
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if options.get("enable_sleep_mode"):
