@@ -74,6 +74,7 @@ urlpatterns = [
     path("nodes/<uuid:node_id>/host", nodes.node_host, name="node_host"),
     path("nodes/<uuid:node_id>/kv", kv.node_kv, name="node_kv"),
     path("nodes/<uuid:node_id>/kv-limits", kv.node_kv_limits, name="node_kv_limits"),
+    path("nodes/<uuid:node_id>/machine", nodes.node_machine, name="node_machine"),
     path("nodes/<uuid:node_id>/figure", nodes.node_figure, name="node_figure"),
     path("nodes/<uuid:node_id>/end-process", nodes.node_end_process, name="node_end_process"),
     path("nodes/<uuid:node_id>/lift-quarantine", nodes.node_lift_quarantine, name="node_lift_quarantine"),

@@ -114,6 +114,8 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     # method, address, body; viewer, operator, admin
     ("get", "/api/v1/nodes", {}, True, True, True),
     ("get", "/api/v1/nodes/{node}", {}, True, True, True),
+    ("get", "/api/v1/nodes/{node}/machine", {}, True, True, True),
+    ("get", "/api/v1/nodes/{node}/history", {}, True, True, True),
     ("get", "/api/v1/accelerators", {}, True, True, True),
     ("get", "/api/v1/models", {}, True, True, True),
     ("get", "/api/v1/models/{key}/swarm", {}, True, True, True),

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 import msgspec
 
 from workers.protocol import digests, pulse, v1
-from workers.protocol.observed import AgentLiveness, HostTelemetry, ObservedState, ReplicaObserved
+from workers.protocol.observed import AgentLiveness, ObservedState, ReplicaObserved
 from workers.protocol.wish import ReplicaSpec, WantedState
 from workers.simulation.engine import EngineShape, Traffic
 from workers.simulation.hardware import NONE_CUT, CutCards, make_accelerators, make_cut_cards, make_topology
 from workers.simulation.identity import ENGINE, NodeIdentity
 from workers.simulation.kv_pool import describe_pool, take_limits
+from workers.simulation.machine import describe_cards, describe_host
 from workers.simulation.replica import Durations, SimulatedReplica
 from workers.simulation.weights import SimulatedStore, StoreShape
 
@@ -79,6 +80,9 @@ class SimulatedNode:
         self._sequence = 0
         self._pulses = 0
         self._specs: dict[str, ReplicaSpec] = {}
+        self._tiles = tuple(
+            tile.uuid for tile in make_accelerators(identity.node_id, shape.slots, shape.accelerator_bytes)
+        )
         self._outcomes: OrderedDict[str, tuple[str, str]] = OrderedDict()
         self._taken_at: float | None = None
         self._hello_wanted = True
@@ -180,8 +184,12 @@ class SimulatedNode:
 
     def _heartbeat(self, now: float, wall: float) -> v1.Heartbeat:
         observed = tuple(self._observe(replica, now, wall) for replica in self.replicas.values())
-        running = sum(seen.active_requests or 0 for seen in observed)
-        busy = min(1.0, 0.02 + 0.01 * running)
+        users = {
+            uuid: seen
+            for seen in observed
+            if (spec := self._specs.get(seen.replica_id)) is not None
+            for uuid in spec.accelerator_uuids
+        }
         return v1.Heartbeat(
             node_id=self.identity.node_id,
             boot_id=self._boot_id,
@@ -194,13 +202,8 @@ class SimulatedNode:
                 reconcile_age_seconds=0.1,
             ),
             replicas=observed,
-            host=HostTelemetry(
-                cpu_used_ratio=busy,
-                memory_used_bytes=64 * _GIB,
-                memory_total_bytes=512 * _GIB,
-                disk_free_bytes=self.weights.free_bytes,
-                load1=round(busy * 104, 2),
-            ),
+            host=describe_host(observed, self.weights.free_bytes),
+            accelerator_loads=describe_cards(self._tiles, self._shape.accelerator_bytes, users),
             kv_pools=describe_pool(self.replicas, self._shape.engine, now),
             weights=self.weights.report(now, self.revisions_in_use),
         )

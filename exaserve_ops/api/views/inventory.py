@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import status
 from rest_framework.decorators import action
+from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -29,6 +30,11 @@ from exaserve_ops.api.serializers.inventory import (
     NodeSerializer,
 )
 from exaserve_ops.api.serializers.kv import KvLimitsRequestSerializer, NodeKvSerializer
+from exaserve_ops.api.serializers.machine import (
+    NodeHistoryQuerySerializer,
+    NodeHistorySerializer,
+    NodeMachineSerializer,
+)
 from exaserve_ops.api.serializers.strict import NoBodySerializer, ReasonSerializer
 from exaserve_ops.api.views.base import OpsViewSet, ReadableViewSet, without_store
 from exaserve_ops.inventory.models import Accelerator, JoinToken, Node
@@ -40,7 +46,9 @@ from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.services.kv_pools import ask_kv_limits
 from exaserve_ops.serving.services.replicas import retire_lost_node
+from exaserve_ops.telemetry.selectors import history_of_node
 
+_MOST_POINTS = 1500
 _CELL = ("owner", "live_ratio", "cached_ratio", "age")
 _KV_FILTERS = [
     OpenApiParameter("replica", OpenApiTypes.UUID, description="Only the pools and figures of this replica."),
@@ -65,6 +73,8 @@ class NodeViewSet(ReadableViewSet[Node]):
         "retire": "inventory.delete_node",
         "end_process": "inventory.end_process",
         "kv_pool": "inventory.view_node",
+        "machine": "inventory.view_node",
+        "history": "inventory.view_node",
         "kv_limits": "serving.change_replica",
     }
 
@@ -142,6 +152,30 @@ class NodeViewSet(ReadableViewSet[Node]):
         node = self.get_object()
         return Response(_kv_of(node, request.query_params.dict()))
 
+    @extend_schema(responses=NodeMachineSerializer)
+    @action(detail=True, methods=["get"])
+    def machine(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """Processor, memory, disks, links and cards of the node, as last reported."""
+        check_parameters(request.query_params, (), ())
+        node = self.get_object()
+        told = replica_loads().read_node(str(node.pk)) or {}
+        body = {
+            "received_at": told.get("received_at"),
+            "simulated": node.simulated,
+            "host": told.get("host") or None,
+            "accelerators": told.get("accelerators") or (),
+        }
+        return Response(NodeMachineSerializer(body).data)
+
+    @extend_schema(parameters=[NodeHistoryQuerySerializer], responses=NodeHistorySerializer)
+    @action(detail=True, methods=["get"])
+    def history(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
+        """The node's machine over time, and first tokens and requests of its replicas. Kept for two weeks."""
+        asked = NodeHistoryQuerySerializer(data=request.query_params.dict())
+        check_parameters(request.query_params, list(asked.fields), ())
+        asked.is_valid(raise_exception=True)
+        return Response(_history_of(self.get_object(), asked.validated_data, clock.now()))
+
     @extend_schema(request=KvLimitsRequestSerializer, responses={202: NodeSerializer})
     @action(detail=True, methods=["post"], url_path="kv-pool/limits")
     @acts_once
@@ -172,6 +206,33 @@ def _kv_of(node: Node, chosen: Mapping[str, str]) -> Any:  # noqa: ANN401 - as s
         "replicas": [{"replica_id": key, **load} for key, load in sorted(loads.items())],
     }
     return NodeKvSerializer(body).data
+
+
+def _history_of(node: Node, asked: Mapping[str, Any], now: datetime) -> Any:  # noqa: ANN401 - as above
+    until, step = asked.get("until", now), timedelta(minutes=asked["step_minutes"])
+    try:
+        since = asked.get("since", until - timedelta(hours=1))
+    except OverflowError as error:
+        raise ValidationError({"until": ["There is no hour before that."]}) from error
+    if not timedelta(0) <= until - since <= step * _MOST_POINTS:
+        most = f"{_MOST_POINTS} steps of {asked['step_minutes']} min"
+        raise ValidationError({"since": [f"Before until, and by at most {most}: ask for longer steps."]})
+    history = history_of_node(node.pk, since=since, until=until, step=step)
+    body = {
+        "step_minutes": asked["step_minutes"],
+        "at": history.at,
+        "lines": [
+            {
+                "name": line.measure.name,
+                "unit": line.measure.unit,
+                "kind": line.measure.kind,
+                "accelerator": line.accelerator,
+                "values": line.values,
+            }
+            for line in history.lines
+        ],
+    }
+    return NodeHistorySerializer(body).data
 
 
 class AcceleratorViewSet(ReadableViewSet[Accelerator]):

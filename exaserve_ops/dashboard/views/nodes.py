@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 from django.conf import settings
@@ -18,6 +19,7 @@ from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples
 from exaserve_ops.dashboard.hardware import hardware_of
 from exaserve_ops.dashboard.installation_forms import JoinTokenForm
 from exaserve_ops.dashboard.listing import list_page
+from exaserve_ops.dashboard.machine import DEFAULT_RANGE, RANGES, cards_now, has_nvlink, machine_rows
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import (
@@ -40,6 +42,7 @@ from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.services.replicas import retire_lost_node
+from exaserve_ops.telemetry.selectors import history_of_node
 
 HISTORY = timedelta(hours=1)
 _PANELS = (
@@ -102,7 +105,9 @@ def node(request: HttpRequest, node_id: UUID) -> HttpResponse:
         "node": found,
         "rack": rack_of(found),
         "telemetry": telemetry,
-        "host": (telemetry or {}).get("host") or {},
+        **_host_context(telemetry),
+        "range": _range_of(request),
+        "ranges": [(key, words) for key, (words, _, _) in RANGES.items()],
         **hardware_of(found),
         "rows": [(replica, load_of(telemetry, replica.pk)) for replica in replicas],
         "events": history_of("node", node_id),
@@ -117,9 +122,34 @@ def node(request: HttpRequest, node_id: UUID) -> HttpResponse:
 @requires("inventory.view_node")
 def node_host(request: HttpRequest, node_id: UUID) -> HttpResponse:
     """Show the host's figures again."""
-    telemetry = live_reader().read_node(str(node_id))
-    context = {"telemetry": telemetry, "host": (telemetry or {}).get("host") or {}}
-    return render(request, "nodes/host.html", context)
+    return render(request, "nodes/host.html", _host_context(live_reader().read_node(str(node_id))))
+
+
+def _host_context(telemetry: dict[str, Any] | None) -> dict[str, Any]:
+    told = telemetry or {}
+    return {
+        "telemetry": telemetry,
+        "host": told.get("host") or {},
+        "card_loads": cards_now(told.get("accelerators") or ()),
+    }
+
+
+def _range_of(request: HttpRequest) -> str:
+    asked = request.GET.get("range", "")
+    return asked if asked in RANGES else DEFAULT_RANGE
+
+
+@require_safe
+@requires("inventory.view_node")
+def node_machine(request: HttpRequest, node_id: UUID) -> HttpResponse:
+    """Answer what the machine and its replicas did over `?range=`, as rows over one time axis."""
+    found = get_object_or_404(Node, pk=node_id)
+    _, length, step = RANGES[_range_of(request)]
+    now = clock.now()
+    history = history_of_node(found.pk, since=now - length, until=now, step=step)
+    loads = (live_reader().read_node(str(node_id)) or {}).get("accelerators") or ()
+    has_cards = found.accelerators.exclude(kind="cpu").exists()
+    return JsonResponse(machine_rows(history, has_cards=has_cards, has_nvlink=has_nvlink(loads)))
 
 
 @require_safe
