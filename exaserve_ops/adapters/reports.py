@@ -205,6 +205,9 @@ def _describe_kv_load(load: ReplicaTelemetry) -> dict[str, Any]:
         "tiers": _describe_tiers(load),
         "swaps": _describe_swaps(load),
         "thrash_reason": load.kv_thrash_reason,
+        "capacity_tokens": load.kv_capacity_tokens,
+        "connector_totals": load.connector_totals,
+        "external_hit_tokens_total": load.external_hit_tokens_total,
     }
 
 

@@ -128,10 +128,13 @@ def _outer_cache(load: Mapping[str, Any]) -> ToldRow:
     return ToldRow("Cache beyond its own", f"{number(tokens, 0)} tokens found since it started", detail)
 
 
+def connector_words(totals: Mapping[str, float]) -> str:
+    """What went through a KV connector, one after the other; empty where nothing did."""
+    return " · ".join(f"{name} {_amount(name, value)}" for name, value in totals.items())
+
+
 def _connector(load: Mapping[str, Any]) -> list[ToldRow]:
-    totals = load.get("connector_totals") or {}
-    words = {name: _amount(name, value) for name, value in totals.items()}
-    text = " · ".join(f"{name} {amount}" for name, amount in words.items())
+    text = connector_words(load.get("connector_totals") or {})
     return [ToldRow("KV connector", text, "since it started")] if text else []
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from exaserve_ops.dashboard.engine_words import connector_words
+
 SERIES = 6
 """Colours there are; replicas beyond take the same ones again, striped."""
 BAR_WIDTH = 1000
@@ -45,6 +47,10 @@ class Named:
 
     name: str
     url: str
+    engine: str = ""
+    """As people know it."""
+    beyond: tuple[str, ...] = ()
+    """What keeps its KV beside or behind the engine's own memory, as its options ask for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,30 @@ class ReplicaRow:
     def label(self) -> str:
         """Name, or what there is instead."""
         return self.known.name if self.known else self.replica_id[:8]
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Tokens that its memory holds; `None`: not told."""
+        told: int | None = self.load.get("capacity_tokens")
+        blocks, size = self.load.get("total_blocks"), self.load.get("block_tokens")
+        return told or (blocks * size if blocks and size else None)
+
+    @property
+    def used_tokens(self) -> int | None:
+        """Of those, by requests that run; `None`: not told."""
+        ratio = self.load.get("used_ratio")
+        return None if ratio is None or self.capacity_tokens is None else round(ratio * self.capacity_tokens)
+
+    @property
+    def moved_words(self) -> str:
+        """What went through a connector since its engine started."""
+        return connector_words(self.load.get("connector_totals") or {})
+
+    @property
+    def host_blocks(self) -> tuple[int, int] | None:
+        """Blocks that are used, and that there are, in host memory; `None`: none, or not told."""
+        found = [tier for tier in self.load.get("tiers", ()) if tier["name"] == "host"]
+        return (found[0]["used_blocks"], found[0]["capacity_blocks"]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,15 +212,18 @@ def view_kv(told: Mapping[str, Any] | None, known: Mapping[str, Named]) -> KvVie
     pooled = {member["replica_id"] for facts in told["pools"] for member in facts["members"]}
     alone = [
         ReplicaRow(replica_id, mark_of(place + at), known.get(replica_id), {}, loads[replica_id])
-        for at, replica_id in enumerate(
-            sorted(i for i in loads if i not in pooled and loads[i]["total_blocks"])
-        )
+        for at, replica_id in enumerate(sorted(i for i in loads if i not in pooled and _tells_room(loads[i])))
     ]
     rows = [row for pool in pools for row in pool.rows] + alone
     return KvView(
         tuple(pools), tuple(alone), _tiers(pools, alone), _hits(rows), _swaps(rows),
         tuple((row.label, row.load["thrash_reason"]) for row in rows if row.load.get("thrash_reason")),
     )  # fmt: skip
+
+
+def _tells_room(load: Mapping[str, Any]) -> bool:
+    """Whether its engine says how much KV memory it has, in blocks or in tokens."""
+    return bool(load["total_blocks"] or load.get("capacity_tokens"))
 
 
 def _pool_view(

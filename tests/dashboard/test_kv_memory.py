@@ -14,6 +14,7 @@ from django.urls import reverse
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.kv import BAR_WIDTH, Named, mark_of, view_kv
+from exaserve_ops.dashboard.kv_beyond import kv_beyond
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain.kv_pools import LimitsWish
@@ -25,7 +26,7 @@ from exaserve_ops.sessions.models import InferenceSession
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.kv_pools import load_of, member_of, pool_of, told_by
 from tests.fakes.world import NOW, make_deployment, make_node, make_user
-from workers.protocol.observed import ReplicaTelemetry
+from workers.protocol.observed import KvTier, ReplicaTelemetry
 
 pytestmark = pytest.mark.django_db
 
@@ -209,3 +210,91 @@ def test_names_of_replicas_cannot_break_out_of_the_page(
     pool = pool_of("a")
     reader.kv[str(node.pk)] = told_by(msgspec.structs.replace(pool, pool_id=evil, members=(member_of(evil),)))
     assert "<script>alert" not in text_of(viewer, node)
+
+
+# -- engines that are not ours ---------------------------------------------------------------------------
+def of_engine(replica: Replica, engine: str, **options: Any) -> None:
+    release = replica.release
+    release.engine, release.engine_options = engine, options
+    release.save()
+
+
+def test_replica_of_vllm_has_memory_of_its_own_and_what_is_behind_it_is_said(
+    viewer: Client, node: Node, replica: Replica, reader: MemoryReader
+) -> None:
+    of_engine(replica, "vllm", kv_offloading_size=64.0)
+    load = ReplicaTelemetry(
+        window_seconds=10.0,
+        kv_total_blocks=1000,
+        kv_block_tokens=32,
+        kv_capacity_tokens=32_000,
+        kv_used_ratio=0.25,
+        prefix_hit_ratio=0.5,
+        connector_totals={"offload bytes stored": float(3 << 20), "offload stores skipped": 2.0},
+    )
+    reader.kv[str(node.pk)] = told_by(loads={str(replica.pk): load})
+    text = text_of(viewer, node, "node_kv")
+    for words in (
+        "With KV memory of their own: they neither borrow nor lend", "vLLM", "8 000 tokens",
+        "32 000 tokens", "1 000 blocks of 32", "64.0 GiB of host memory",
+        "since it started: offload bytes stored 3.00 MiB · offload stores skipped 2",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_replica_of_sglang_that_tells_tokens_alone_is_shown_with_its_host_tier(
+    viewer: Client, node: Node, replica: Replica, reader: MemoryReader
+) -> None:
+    of_engine(replica, "sglang", enable_hierarchical_cache=True, hicache_storage_backend="mooncake")
+    load = ReplicaTelemetry(
+        window_seconds=10.0,
+        kv_capacity_tokens=50_000,
+        kv_used_ratio=0.1,
+        kv_tiers=(
+            KvTier(name="accelerator", used_blocks=10, capacity_blocks=100),
+            KvTier(name="host", used_blocks=30, capacity_blocks=200),
+        ),
+    )
+    reader.kv[str(node.pk)] = told_by(loads={str(replica.pk): load})
+    text = text_of(viewer, node, "node_kv")
+    for words in (
+        "SGLang",
+        "50 000 tokens",
+        "host memory, then mooncake",
+        "30 of 200 blocks used",
+    ):
+        assert words in text, words
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "places"),
+    [
+        ("torch", {"kv_connector": "x"}, ()),
+        ("vllm", {}, ()),
+        ("vllm", {"kv_connector": "NixlConnector"}, ()),
+        ("vllm", {"kvcached": True}, ("takes its card's memory as it needs it (kvcached)",)),
+        (
+            "vllm",
+            {"kv_offloading_size": 8, "kv_offloading_backend": "lmcache"},
+            ("8 GiB of host memory, by LMCache",),
+        ),
+        ("vllm", {"kv_connector": "OffloadingConnector"}, ("host memory, by OffloadingConnector",)),
+        (
+            "vllm",
+            {"kv_connector": "LMCacheConnectorV1", "lmcache_cpu_gb": 5.5},
+            ("5.5 GB of host memory for each rank, by LMCache",),
+        ),
+        ("vllm", {"kv_connector": "MooncakeStoreConnector"}, ("what MooncakeStoreConnector reaches",)),
+        ("sglang", {"enable_lmcache": True}, ("LMCache",)),
+        (
+            "sglang",
+            {"enable_hierarchical_cache": True, "hicache_size": 64},
+            ("64 GB of host memory for each rank",),
+        ),
+        ("sglang", {"hicache_size": 64}, ()),
+    ],
+)
+def test_options_say_what_is_behind_an_engines_own_memory(
+    engine: str, options: dict[str, object], places: tuple[str, ...]
+) -> None:
+    assert kv_beyond(engine, options) == places

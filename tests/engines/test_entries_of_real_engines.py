@@ -122,3 +122,16 @@ def test_vllm_finds_what_moves_sessions_and_nothing_else_of_this_product(engines
     )
     found = start(VLLM_ENTRY, engines)
     assert found == {"workers": False, "exaserve_ops": False, "class": "SessionMoves"}
+
+
+@pytest.mark.parametrize("entry", [VLLM_ENTRY, SGLANG_ENTRY])
+def test_engine_does_not_start_without_what_an_option_needs(engines: Path, entry: Path) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        start(entry, engines, EXAOPS_ENGINE_NEEDS="json kvcached")
+    assert ended.value.returncode == 1
+    said = str(ended.value.stderr)
+    assert said.startswith("kvcached: not installed in this engine's environment")
+    assert "install kvcached there, or leave the option out" in said
+    (engines / "kvcached").mkdir()
+    (engines / "kvcached" / "__init__.py").touch()
+    assert start(entry, engines, EXAOPS_ENGINE_NEEDS="kvcached")["module"]

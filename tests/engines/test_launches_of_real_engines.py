@@ -284,6 +284,41 @@ def test_what_moves_sessions_stands_around_every_server_of_vllm() -> None:
     assert SGLANG.build_launch({}, context_for(SGLANG)).env["EXAOPS_SESSION_MOVES"] == "warm_prefill"
 
 
+def test_what_keeps_kv_beside_an_engine_is_told_by_its_environment() -> None:
+    shared: EngineOptions = {"kvcached": True}
+    card = {"accelerator_uuids": ("GPU-1",), "accelerator_kind": "cuda"}
+    for adapter in (VLLM, SGLANG):
+        env = adapter.build_launch(shared, replace(context_for(adapter, shared), **card)).env
+        assert (env["ENABLE_KVCACHED"], env["KVCACHED_AUTOPATCH"]) == ("true", "1")
+        assert env["KVCACHED_IPC_NAME"].startswith("exaops-"), "each replica has a name of its own"
+        assert env["EXAOPS_ENGINE_NEEDS"] == "kvcached"
+        with pytest.raises(EngineOptionError, match="maps memory of accelerators, and this replica has none"):
+            adapter.build_launch(shared, context_for(adapter, shared))
+        assert "ENABLE_KVCACHED" not in adapter.build_launch({}, context_for(adapter)).env
+    kept: EngineOptions = {"kv_connector": "LMCacheConnectorV1", "lmcache_cpu_gb": 12.5}
+    behind: EngineOptions = {"enable_lmcache": True, "lmcache_cpu_gb": 12.5}
+    for adapter, options in ((VLLM, kept), (SGLANG, behind)):
+        env = adapter.build_launch(options, context_for(adapter, options)).env
+        assert (env["LMCACHE_LOCAL_CPU"], env["LMCACHE_MAX_LOCAL_CPU_SIZE"]) == ("True", "12.5")
+        assert env["EXAOPS_ENGINE_NEEDS"] == "lmcache"
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "why"),
+    [
+        (VLLM, {"lmcache_cpu_gb": 4.0}, "is read with kv_connector LMCacheConnectorV1"),
+        (VLLM, {"lmcache_cpu_gb": 4.0, "kv_connector": "NixlConnector"}, "is read with kv_connector LMCache"),
+        (SGLANG, {"lmcache_cpu_gb": 4.0}, "says nothing without enable_lmcache"),
+        (SGLANG, {"enable_lmcache": True, "enable_hierarchical_cache": True}, "keep the same KV: choose one"),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    engine: VllmAdapter | SglangAdapter, options: EngineOptions, why: str
+) -> None:
+    with pytest.raises(EngineOptionError, match=why):
+        engine.check_options(options)
+
+
 def test_kv_looks_alike_only_with_options_alike() -> None:
     options: EngineOptions = {"kv_connector": "NixlConnector", "block_size": 32}
     same = {"block_size": 32, "max_num_seqs": 8, "kv_connector": "NixlConnector"}

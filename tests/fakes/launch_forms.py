@@ -103,8 +103,15 @@ FORMS: tuple[Form, ...] = (
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": '{"discard_partial_chunks": false}',
-            "environment": "LMCACHE_CHUNK_SIZE=256 LMCACHE_LOCAL_CPU=True",
+            "lmcache_cpu_gb": 40.0,
+            "environment": "LMCACHE_CHUNK_SIZE=256",
         },
+    ),
+    Form("vllm with kvcached", VLLM_GPU, {"kvcached": True, "max_model_len": 8192}),
+    Form(
+        "vllm with a store beyond the node",
+        VLLM_GPU,
+        {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_buffer_device": "cuda"},
     ),
     *_gang(
         "vllm over 4 x 8 cards",
@@ -118,6 +125,21 @@ FORMS: tuple[Form, ...] = (
     ),
     Form("sglang, nothing said", SGLANG, {}),
     Form("sglang on processors", SGLANG, {}, cards=0),
+    Form(
+        "sglang with LMCache and kvcached",
+        SGLANG,
+        {"enable_lmcache": True, "lmcache_cpu_gb": 8.0, "kvcached": True},
+    ),
+    Form(
+        "sglang with a hierarchy of caches",
+        SGLANG,
+        {
+            "enable_hierarchical_cache": True,
+            "hicache_size": 64,
+            "hicache_storage_backend": "file",
+            "hicache_write_policy": "write_back",
+        },
+    ),
     Form(
         "sglang over eight cards",
         SGLANG,

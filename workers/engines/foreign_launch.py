@@ -16,6 +16,8 @@ KV_EVENTS, KV_REPLAY = "kv events", "kv replay"
 KV_TOPIC = "kv-events"
 ENV_SESSION_MOVES = "EXAOPS_SESSION_MOVES"
 """Tells `inside.exaops_moves`, in the engine's own process, what the engine was started for."""
+ENV_NEEDS = "EXAOPS_ENGINE_NEEDS"
+"""Modules that the engine's environment must have: what starts it looks for them first."""
 _SOCKET_CHARACTERS = 107
 """Most of a Unix socket's address on Linux."""
 _FALLBACK_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -111,6 +113,29 @@ def base_environment(
         "TORCHINDUCTOR_CACHE_DIR": f"{caches}/inductor",
         "FLASHINFER_WORKSPACE_BASE": caches,
     }
+
+
+def kv_environment(options: EngineOptions, context: LaunchContext) -> dict[str, str]:
+    """Variables for what keeps KV in place of the engine or behind it. Raises `EngineOptionError`."""
+    found: dict[str, str] = {}
+    needs: list[str] = []
+    if options.get("kvcached"):
+        if context.accelerator_kind == "cpu":
+            raise EngineOptionError(
+                "kvcached maps memory of accelerators, and this replica has none", "kvcached"
+            )
+        needs.append("kvcached")
+        found |= {
+            "ENABLE_KVCACHED": "true",
+            "KVCACHED_AUTOPATCH": "1",
+            # Engines of one machine tell one another by it, and would read each other's limits otherwise.
+            "KVCACHED_IPC_NAME": f"exaops-{context.replica_id}-{context.attempt}",
+        }
+    if "lmcache_cpu_gb" in options:
+        found |= {"LMCACHE_LOCAL_CPU": "True", "LMCACHE_MAX_LOCAL_CPU_SIZE": str(options["lmcache_cpu_gb"])}
+    if options.get("enable_lmcache") or str(options.get("kv_connector", "")).startswith("LMCache"):
+        needs.append("lmcache")
+    return found | ({ENV_NEEDS: " ".join(needs)} if needs else {})
 
 
 def check_remote_code(options: EngineOptions, context: LaunchContext) -> None:

@@ -88,6 +88,13 @@ class KvReplicaSerializer(serializers.Serializer[dict[str, object]]):
         child=serializers.IntegerField(), allow_null=True, help_text="Null where the engine has no tiers."
     )
     thrash_reason = serializers.CharField(allow_blank=True, help_text="Why nothing is swapped now.")
+    capacity_tokens = serializers.IntegerField(allow_null=True, help_text="As the engine says itself.")
+    connector_totals = serializers.DictField(
+        child=serializers.FloatField(), help_text="What went through a KV connector since the start."
+    )
+    external_hit_tokens_total = serializers.FloatField(
+        allow_null=True, help_text="Prompt tokens found in a cache beyond the engine's own."
+    )
 
 
 class NodeKvSerializer(serializers.Serializer[dict[str, object]]):

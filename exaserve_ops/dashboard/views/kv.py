@@ -16,6 +16,7 @@ from django.views.decorators.http import require_POST, require_safe
 from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.access import actor_of, requires
 from exaserve_ops.dashboard.kv import Named, view_kv
+from exaserve_ops.dashboard.kv_beyond import kv_beyond
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
@@ -24,6 +25,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.kv_pools import ASKED, REFUSED, SET, ask_kv_limits
 from exaserve_ops.sessions.selectors import count_moved_sessions
+from workers.protocol.engines.tables import TABLES
 
 ANSWER_SHOWN = timedelta(minutes=15)
 """How long the last word on changed limits stays beside the map."""
@@ -35,8 +37,8 @@ _TONES = {ASKED: "info", SET: "success", REFUSED: "error"}
 def kv_context(node: Node) -> dict[str, Any]:
     """What the part of the page about KV memory needs."""
     rows = Replica.objects.filter(node=node).exclude(status=states.STOPPED).order_by("name")
-    replicas = {str(row.pk): row for row in rows}
-    known = {key: Named(row.name, reverse("replica", args=[row.pk])) for key, row in replicas.items()}
+    replicas = {str(row.pk): row for row in rows.select_related("release")}
+    known = {key: _named(row) for key, row in replicas.items()}
     told = live_reader().read_kv(str(node.pk))
     view = view_kv(told, known)
     now = clock.now()
@@ -55,6 +57,17 @@ def kv_context(node: Node) -> dict[str, Any]:
         if replicas
         else 0,
     }
+
+
+def _named(row: Replica) -> Named:
+    engine, options = row.release.engine, row.release.engine_options
+    table = TABLES.get(engine)
+    return Named(
+        row.name,
+        reverse("replica", args=[row.pk]),
+        table.title if table else engine,
+        kv_beyond(engine, options),
+    )
 
 
 def _answers(replicas: dict[str, Replica], since: datetime) -> list[tuple[Event, str]]:

@@ -35,6 +35,9 @@ def wrap_server(key: str, moves: str) -> str:
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[1] / "inside"))
+    lacks = importlib.import_module("exaops_needs").objection()
+    if lacks:
+        sys.exit(lacks)
     key = os.environ.pop(_KEY, "")
     if key:
         sys.argv += ["--api-key", key]

@@ -27,6 +27,7 @@ from workers.engines.foreign_launch import (
     event_endpoint,
     first_ports,
     in_url,
+    kv_environment,
     require_with,
 )
 from workers.protocol import names
@@ -47,6 +48,7 @@ _NEEDS = {
         "enable_hierarchical_cache",
     ),
     "deepep_config": "moe_a2a_backend",
+    "lmcache_cpu_gb": "enable_lmcache",
 }
 
 
@@ -57,6 +59,10 @@ def check_options(options: EngineOptions, version: Version) -> None:
     if options.get("kv_events") and options.get("disable_radix_cache"):
         raise EngineOptionError(
             "kv_events tell of cached prefixes, and disable_radix_cache is on", "kv_events"
+        )
+    if options.get("enable_lmcache") and options.get("enable_hierarchical_cache"):
+        raise EngineOptionError(
+            "enable_lmcache and enable_hierarchical_cache keep the same KV: choose one", "enable_lmcache"
         )
     tp, dp = whole(options, "tp_size", 1), whole(options, "dp_size", 1)
     if options.get("enable_dp_attention") and tp % dp:
@@ -96,7 +102,8 @@ def build_launch(options: EngineOptions, context: LaunchContext, install: Engine
         *_event_arguments(options, ports),
     ]
     argv = (str(install.python), "-P", str(ENTRY), *arguments)
-    environment = base_environment(install, context, TABLE, options) | {
+    environment = base_environment(install, context, TABLE, options) | kv_environment(options, context)
+    environment |= {
         names.ENV_ENGINE_API_KEY: context.api_key,
         "SGLANG_HOST_IP": context.host,
         ENV_SESSION_MOVES: session_moves(SGLANG, options),

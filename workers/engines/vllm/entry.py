@@ -11,6 +11,7 @@ asks for it on every path but health.
 from __future__ import annotations
 
 import hmac
+import importlib
 import importlib.metadata
 import os
 import runpy
@@ -71,6 +72,9 @@ sys.modules.setdefault("exaops_guard", sys.modules[__name__])
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[1] / "inside"))
+    lacks = importlib.import_module("exaops_needs").objection()
+    if lacks:
+        sys.exit(lacks)
     if "--headless" in sys.argv:
         sys.argv.insert(1, "serve")
         runpy.run_module(_COMMAND_LINE, run_name="__main__", alter_sys=True)

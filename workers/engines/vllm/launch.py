@@ -18,6 +18,7 @@ from workers.engines.foreign_launch import (
     check_remote_code,
     event_endpoint,
     first_ports,
+    kv_environment,
     require_with,
     socket_folder,
 )
@@ -60,6 +61,11 @@ def check_options(options: EngineOptions, version: Version) -> None:
     if options.get("kv_events") and options.get("enable_prefix_caching") is False:
         raise EngineOptionError(
             "kv_events tell of cached prefixes, and enable_prefix_caching is off", "kv_events"
+        )
+    if "lmcache_cpu_gb" in options and options.get("kv_connector") != "LMCacheConnectorV1":
+        raise EngineOptionError(
+            "lmcache_cpu_gb is read with kv_connector LMCacheConnectorV1: choose that, or leave it out",
+            "lmcache_cpu_gb",
         )
     if options.get("kv_connector") and options.get("kv_offloading_size"):
         raise EngineOptionError(
@@ -207,7 +213,8 @@ def _event_arguments(options: EngineOptions, ports: Mapping[str, int]) -> list[s
 def _environment(
     options: EngineOptions, context: LaunchContext, install: EngineInstall, ports: Mapping[str, int]
 ) -> dict[str, str]:
-    environment = base_environment(install, context, TABLE, options) | {
+    environment = base_environment(install, context, TABLE, options) | kv_environment(options, context)
+    environment |= {
         "VLLM_API_KEY": context.api_key,
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_HOST_IP": context.host,

@@ -49,7 +49,9 @@ def _vllm(options: Options) -> Moves:
     if options.get("enable_prefix_caching") is False or whole(options, "data_parallel_size", 1) > 1:
         return NO_MOVES
     pulls = options.get("kv_connector") in _PULLED and options.get("kv_role", "kv_both") == "kv_both"
-    return EXPORT_IMPORT if pulls and whole(options, "pipeline_parallel_size", 1) == 1 else WARM_PREFILL
+    # Stages each have a part of the layers, and kvcached's memory comes and goes: neither was tried with it.
+    is_plain = whole(options, "pipeline_parallel_size", 1) == 1 and not options.get("kvcached")
+    return EXPORT_IMPORT if pulls and is_plain else WARM_PREFILL
 
 
 def kv_shape(engine: str, options: Options) -> str:

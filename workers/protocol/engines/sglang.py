@@ -149,6 +149,32 @@ _MEMORY = (
         "none",
     ),
     EngineOption(
+        "enable_lmcache",
+        SwitchOption(),
+        "memory",
+        "Have LMCache keep KV that leaves the cards, instead of the hierarchical cache.",
+        "off",
+    ),
+    EngineOption(
+        "kvcached",
+        SwitchOption(),
+        "memory",
+        "Take card memory for KV as it is needed and give it back, so that engines on one card share it."
+        " Needs kvcached beside the engine.",
+        "off",
+        built=True,
+        since=(0, 4, 9),
+        instead="leave it out",
+    ),
+    EngineOption(
+        "lmcache_cpu_gb",
+        NumberOption(0.1, 65_536.0),
+        "memory",
+        "Host memory in which LMCache keeps KV, in GB, for each rank.",
+        "5",
+        built=True,
+    ),
+    EngineOption(
         "enable_memory_saver",
         SwitchOption(),
         "memory",

@@ -148,6 +148,25 @@ _MEMORY = (
         instead="choose a kv_connector",
     ),
     EngineOption(
+        "kvcached",
+        SwitchOption(),
+        "memory",
+        "Take card memory for KV as it is needed and give it back, so that engines on one card share it."
+        " Needs kvcached beside the engine.",
+        "off",
+        built=True,
+        since=(0, 8, 4),
+        instead="leave it out",
+    ),
+    EngineOption(
+        "lmcache_cpu_gb",
+        NumberOption(0.1, 65_536.0),
+        "memory",
+        "Host memory in which LMCache keeps KV, in GB, for each rank.",
+        "5",
+        built=True,
+    ),
+    EngineOption(
         "swap_space",
         _GIB,
         "memory",
