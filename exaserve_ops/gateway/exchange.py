@@ -25,6 +25,7 @@ from exaserve_ops.gateway.shared import Shared
 from exaserve_ops.gateway.upstream import AnswerHead, UpstreamConnection
 from exaserve_ops.gateway.waiting import Queue
 from exaserve_ops.routing.domain import markdown, silence
+from exaserve_ops.routing.domain.dead_engines import is_said_for_a_dead_engine
 
 _CLIENT_GONE_STATUS = 499
 """What proxies write down for a client that left; nobody receives it."""
@@ -285,6 +286,9 @@ class Exchange:
         """Bytes for the client, and the part of the body that is in them."""
         now = self._shared.clock()
         self._last_byte_seconds = now
+        if self._unsent_head and self._slot is not None and is_said_for_a_dead_engine(payload):
+            self._leave_dead_engine(self._slot)
+            return
         if payload and self._account.ttft_seconds is None:
             self._account.ttft_seconds = now - self._account.started_seconds
             self._note_computed()
@@ -294,6 +298,15 @@ class Exchange:
             self._write(written)
         if self._answer.is_over:
             self._finish()
+
+    def _leave_dead_engine(self, slot: ReplicaSlot) -> None:
+        """The client has had nothing: another replica may answer, as where the connection dies."""
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        self._unsent_head = b""
+        self._answer = _NO_ANSWER
+        self._note_unreachable(slot, "its engine has died")
 
     def on_answer(self, head: AnswerHead, body: bytes) -> None:
         """The whole of a plain answer came at once."""
@@ -311,8 +324,11 @@ class Exchange:
         self._client.finish(keep_alive=not self._client.must_close(self._request))
 
     def on_read_done(self) -> None:
-        """Send a head that came without a body; stop reading if the client is slow."""
-        if self._unsent_head:
+        """Send a head that came without a body; stop reading if the client is slow.
+
+        That of an error waits for the body, which may say that there is no engine any more.
+        """
+        if self._unsent_head and self._account.status < FIRST_SERVER_ERROR_STATUS:
             self._write(b"")
         if self._client.is_paused:
             self.pause()
@@ -327,6 +343,8 @@ class Exchange:
 
     def _finish(self) -> None:
         """Nothing is missing."""
+        if self._unsent_head:
+            self._write(b"")
         ending = self._frame.end() if self._frame else b""
         if ending:
             self._client.write(ending)
