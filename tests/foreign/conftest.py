@@ -7,16 +7,13 @@ from pathlib import Path
 
 import pytest
 
-MADE = Path(__file__).parents[2] / ".venv-vllm"
+from tests.fakes.foreign_engines import find_vllm_python
 
 
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """Interpreter of an environment with vLLM; the test is skipped without one."""
-    python = Path(os.environ.get("EXAOPS_VLLM_PYTHON") or MADE / "bin" / "python")
-    if not python.exists():
-        pytest.skip(f"no vLLM at {python}: run `make vllm`, or set EXAOPS_VLLM_PYTHON")
-    return python
+    return find_vllm_python()
 
 
 @pytest.fixture(scope="session")

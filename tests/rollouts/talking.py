@@ -51,12 +51,15 @@ class Load:
     """Of one conversation; then the next one begins."""
     words: int = 100
     """Of one question: so many a turn computes, and all so far where it has moved."""
+    talkers: int = TALKERS
+    continues: bool = False
+    """Whether streams ask to go on at another replica where theirs breaks off."""
     answered: list[Answered] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._talk, args=(n,)) for n in range(TALKERS)]
+        self._threads = [threading.Thread(target=self._talk, args=(n,)) for n in range(self.talkers)]
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -98,6 +101,7 @@ class Load:
         self, client: httpx.Client, session: str, said: tuple[tuple[str, str], ...], *, streams: bool
     ) -> tuple[str, tuple[int, ...], str] | None:
         headers = {"Authorization": f"Bearer {self.token}", "x-session-id": session}
+        headers |= {"x-continue-stream": "true"} if self.continues else {}
         body = question(said) | {"model": self.model, "stream": streams}
         began = time.monotonic()
         try:
