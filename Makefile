@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help up venv venv-dev chromium sshd test lint format types fast search outages namespaces rollouts validations rolling vllm cuda browser screenshots clean
+.PHONY: help up venv venv-dev chromium sshd test lint format types fast search outages namespaces rollouts validations rolling vllm engines cuda browser screenshots clean
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -87,6 +87,10 @@ rolling: venv-dev ## Roll good and bad releases over real engines under load, an
 vllm: venv-dev ## Real vLLM on the processor, and the parsers of vLLM and SGLang: minutes; installs 3.5 GB once.
 	@if [ -z "$${EXAOPS_VLLM_PYTHON:-}" ]; then .ci/foreign-engines .venv-vllm $(BIN)/python; fi
 	$(BIN)/python -m pytest -m vllm tests/foreign $(ARGS)
+
+engines: venv-dev chromium ## vLLM and the built-in engine in one fleet, from the pages: 20 minutes. Figures as JSON: ARGS="--figures FILE"
+	@if [ -z "$${EXAOPS_VLLM_PYTHON:-}" ]; then .ci/foreign-engines .venv-vllm $(BIN)/python; fi
+	$(BIN)/python -m pytest -m engines tests/engines_live -p tests.engine_figures -p no:tests.real_stores $(ARGS)
 
 validations: venv-dev ## Validate the demo model on the real engine of a whole fleet: minutes.
 	@$(BIN)/python -m pytest -m validations tests/validation $(ARGS)
