@@ -18,7 +18,7 @@ from workers.protocol import digests, names, v1
 from workers.protocol.engines.session_moves import WARM_PREFILL
 from workers.protocol.imports import WeightsImport
 from workers.protocol.weights import SwarmOrder, SwarmParent, WeightsSource, WeightsWanted
-from workers.protocol.wish import ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
+from workers.protocol.wish import GangMember, ModelFile, ModelRef, MpsLimits, ReplicaSpec, WantedState
 
 COMMAND_SECONDS = 60.0
 """How long a command is worth taking in; the wish is sent again long before that is a loss."""
@@ -64,7 +64,7 @@ class CeleryAgentLink:
             lease_epoch=lease_epoch,
             deadline_seconds=COMMAND_SECONDS,
             revision=revision,
-            replicas=tuple(_spec(replica) for replica in replicas),
+            replicas=tuple(self._spec(replica) for replica in replicas),
         )
         self._send(node_id, command)
 
@@ -209,6 +209,48 @@ class CeleryAgentLink:
             ),
         )
 
+    def _spec(self, wanted: WantedReplica) -> ReplicaSpec:
+        return ReplicaSpec(
+            replica_id=wanted.replica_id,
+            deployment=wanted.deployment,
+            generation=wanted.generation,
+            wanted=WantedState(wanted.wanted),
+            model=ModelRef(
+                name=wanted.model_name,
+                digest=wanted.model_digest,
+                source=wanted.model_source,
+                files=tuple(
+                    ModelFile(path=path, size_bytes=size, sha256=digest)
+                    for path, size, digest in wanted.model_files
+                ),
+                manifest_digest=wanted.manifest_digest,
+            ),
+            engine=wanted.engine,
+            engine_options=wanted.engine_options,
+            accelerator_uuids=wanted.accelerator_uuids,
+            memory_bytes=wanted.memory_bytes,
+            drain_seconds=wanted.drain_seconds,
+            start_seconds=wanted.start_seconds,
+            stall_seconds=wanted.stall_seconds,
+            mps=_mps_limits(wanted.mps),
+            member=self._gang_member(wanted),
+        )
+
+    def _gang_member(self, wanted: WantedReplica) -> GangMember | None:
+        member = wanted.member
+        if member is None:
+            return None
+        return GangMember(
+            number=member.number,
+            count=member.count,
+            epoch=member.epoch,
+            head_address=member.head_address,
+            rendezvous=member.rendezvous,
+            hosts=member.hosts,
+            adapters=member.adapters,
+            key=digests.gang_key(self._fleet_secret, wanted.replica_id, member.epoch),
+        )
+
     def _send(self, node_id: str, command: v1.Command) -> None:
         key = self._node_key_of(node_id)
         if key is None:
@@ -231,34 +273,6 @@ class CeleryAgentLink:
 
 def _new_id() -> str:
     return str(uuid.uuid4())
-
-
-def _spec(wanted: WantedReplica) -> ReplicaSpec:
-    return ReplicaSpec(
-        replica_id=wanted.replica_id,
-        deployment=wanted.deployment,
-        generation=wanted.generation,
-        wanted=WantedState(wanted.wanted),
-        model=ModelRef(
-            name=wanted.model_name,
-            digest=wanted.model_digest,
-            source=wanted.model_source,
-            files=tuple(
-                ModelFile(path=path, size_bytes=size, sha256=digest)
-                for path, size, digest in wanted.model_files
-            ),
-            manifest_digest=wanted.manifest_digest,
-        ),
-        engine=wanted.engine,
-        engine_options=wanted.engine_options,
-        accelerator_uuids=wanted.accelerator_uuids,
-        memory_bytes=wanted.memory_bytes,
-        drain_seconds=wanted.drain_seconds,
-        start_seconds=wanted.start_seconds,
-        stall_seconds=wanted.stall_seconds,
-        mps=_mps_limits(wanted.mps),
-        asleep=wanted.asleep,
-    )
 
 
 def _mps_limits(share: MpsShare | None) -> MpsLimits | None:

@@ -461,6 +461,9 @@ def _replica(seen: ReplicaObserved) -> ObservedReplica:
         seen.sleep_state,
         seen.sleep_note,
         seen.woke_in_seconds,
+        seen.member_number,
+        seen.epoch,
+        seen.rendezvous,
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from django.db.models import Count, Q
 
 from exaserve_ops.controllers.loop import KeyQueue
@@ -12,6 +14,7 @@ from exaserve_ops.inventory.services.drain import record_drain_progress
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.selectors.members import on_node
 
 ACTOR = "controller:drain"
 # A dead node cannot say that what it was told to stop has ended; it will not serve again either.
@@ -28,11 +31,14 @@ class DrainWatch:
         """Look at every node that is being emptied, or was."""
         now = clock.now()
         nodes = Node.objects.filter(drain_status__in=(DRAINING, DRAINED)).annotate(
-            live_count=Count("replicas", filter=Q(replicas__status__in=states.REPLICA.live)),
-            kept_count=Count("replicas", filter=Q(replicas__status__in=_KEPT)),
+            live_count=Count("replicas", filter=_alone(states.REPLICA.live), distinct=True),
+            kept_count=Count("replicas", filter=_alone(_KEPT), distinct=True),
+            live_members=Count("replica_members", filter=_members(states.REPLICA.live), distinct=True),
+            kept_members=Count("replica_members", filter=_members(_KEPT), distinct=True),
         )
         for node in nodes:
-            left = node.kept_count if node.liveness == DEAD else node.live_count
+            dead = node.liveness == DEAD
+            left = node.kept_count + node.kept_members if dead else node.live_count + node.live_members
             if (node.drain_status == DRAINING) != bool(left):
                 record_drain_progress(node.pk, left=left, actor=ACTOR, now=now)
             elif left and node.drain_deadline_at is not None and node.drain_deadline_at <= now:
@@ -40,6 +46,15 @@ class DrainWatch:
 
     def _hurry(self, node: Node) -> None:
         """The deadline is over: have the plans of everything that is left looked at now."""
-        left = Replica.objects.filter(node=node).exclude(status__in=(states.STOPPED, states.STOPPING))
+        left = Replica.objects.filter(on_node(node.pk)).exclude(status__in=(states.STOPPED, states.STOPPING))
         for deployment_id in left.order_by().values_list("deployment", flat=True).distinct():
             self._queue.add("deployment", str(deployment_id))
+
+
+def _alone(statuses: Collection[str]) -> Q:
+    return Q(replicas__status__in=statuses, replicas__node_count=1)
+
+
+def _members(statuses: Collection[str]) -> Q:
+    """Parts of replicas over several nodes of which something may be left."""
+    return Q(replica_members__replica__status__in=statuses, replica_members__ended_at=None)

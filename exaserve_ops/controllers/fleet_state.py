@@ -131,4 +131,6 @@ def fingerprint(replica: ObservedReplica) -> Fingerprint:
         replica.last_exit.attempt if replica.last_exit else 0,
         replica.sleep_state,
         replica.sleep_note,
+        replica.epoch,
+        replica.rendezvous,
     )

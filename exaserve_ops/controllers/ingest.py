@@ -40,7 +40,7 @@ from exaserve_ops.serving.domain.reports import (
 )
 from exaserve_ops.serving.services.imports import take_findings_part
 from exaserve_ops.serving.services.kv_pools import record_kv_limits
-from exaserve_ops.serving.services.replicas import record_observations
+from exaserve_ops.serving.services.observations import record_observations
 from exaserve_ops.sessions.domain.moves import Sent, is_move_command, parse_move_command
 from exaserve_ops.sessions.services.relocations import record_sent
 

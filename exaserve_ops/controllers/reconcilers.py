@@ -47,7 +47,9 @@ from exaserve_ops.serving.selectors import (
     unsettled_deployments,
     wanted_of_node,
 )
+from exaserve_ops.serving.selectors.members import gangs_to_follow
 from exaserve_ops.serving.services.deployments import advance_deployment
+from exaserve_ops.serving.services.gangs import settle_gang
 from exaserve_ops.serving.services.healing import (
     Promotion,
     make_replacement,
@@ -68,6 +70,8 @@ ACTOR = "controller:serving"
 HEALER = "controller:healing"
 CANARY_SECONDS = 15.0
 """The wish goes out again so often, changed or not: it proves that commands are taken in."""
+GANG_SECONDS = 1.0
+"""Between two looks at a replica over several nodes that is not at rest: that time is up rings no bell."""
 LOG_TAIL_SECONDS = 30.0
 PLANS_AT_ONCE = 8
 CREATED_BY_A_PLAN = 4096
@@ -105,6 +109,7 @@ class Reconcilers:
         self._work = {
             "deployment": self._deployment,
             "takeover": self._take_over,
+            "gang": self._settle_gang,
             "starts": StartTurns(state, queue).look,
             "node": self._node,
             "canary": self._canary,
@@ -159,6 +164,8 @@ class Reconcilers:
             self._queue.add("deployment", str(deployment_id))
         for node_id in self._wishes.changed(node_marks()):
             self._queue.add("node", node_id)
+        for replica_id in gangs_to_follow():
+            self._queue.add("gang", str(replica_id))
         self._queue.add("starts", "all")
         self._queue.add("routes", "all")
         self._queue.add("keys", "all")
@@ -229,6 +236,18 @@ class Reconcilers:
         if left_out:
             # Made by the other of takeover and plan meanwhile, or moved on: its change rang.
             _log.info("event=promotions_overtaken count=%d first=%r", len(left_out), left_out[0])
+
+    def _settle_gang(self, key: str) -> None:
+        """Take the next step of a replica over several nodes, and tell them; again while it is on its way."""
+        settled = settle_gang(UUID(key), actor=ACTOR, now=clock.now())
+        if settled is None:
+            return
+        for node_id in settled.node_ids:
+            self._queue.add("node", str(node_id))
+        if settled.step is not None:
+            self._add_spaced("routes", "all", at_least_seconds=0.02)
+        if not settled.is_at_rest:
+            self._queue.add("gang", key, after_seconds=GANG_SECONDS)
 
     def _node(self, key: str) -> None:
         view = self._state.node(key)

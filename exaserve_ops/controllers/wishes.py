@@ -11,7 +11,7 @@ from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.serving.selectors.rooms import WAITS_TO_START
+from exaserve_ops.serving.selectors.members import MEMBER_WAITS, ONE_NODE, WAITS_TO_START, live_members
 
 READ_ANYWAY_RESYNCS = 10
 """Every so many resyncs all nodes are looked at, marks or not."""
@@ -20,9 +20,10 @@ Mark = tuple[Any, ...]
 
 
 def node_marks() -> dict[str, Mark]:
-    """For each node something that differs whenever what its wish is made of changed, in two queries."""
+    """For each node something that differs whenever what its wish is made of changed, in three queries."""
     rows = (
-        Replica.objects.exclude(node=None)
+        Replica.objects.filter(ONE_NODE)
+        .exclude(node=None)
         .exclude(status=states.STOPPED)
         .values_list("node_id")
         .annotate(Sum("generation"), Sum("deployment__generation"), Max("status_changed_at"))
@@ -31,6 +32,13 @@ def node_marks() -> dict[str, Mark]:
         .order_by()
     )
     marks = {str(node_id): tuple(mark) for node_id, *mark in rows}
+    for node_id, *mark in (
+        live_members()
+        .values_list("node_id")
+        .annotate(Sum("replica__generation"), Max("replica__status_changed_at"), Sum("replica__gang_epoch"))
+        .annotate(told=Count("pk", filter=~MEMBER_WAITS))
+    ):
+        marks[str(node_id)] = (*marks.get(str(node_id), ()), *mark)
     return {str(pk): marks.get(str(pk), ()) for pk in nodes_in_service().values_list("pk", flat=True)}
 
 

@@ -9,7 +9,7 @@ from django.db.models import Count
 
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE, AcceleratorWish
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS
+from exaserve_ops.serving.selectors.members import KNOWN_TO_AGENTS
 
 _CPU = "cpu"
 

@@ -16,7 +16,7 @@ from exaserve_ops.inventory.domain.installation import (
     Target,
 )
 from exaserve_ops.inventory.domain.liveness import DEAD, RETIRED
-from exaserve_ops.inventory.models import Node, NodeInstallation, SshHostKey
+from exaserve_ops.inventory.models import FailureDomain, Node, NodeInstallation, SshHostKey
 
 
 def nodes_in_service() -> QuerySet[Node]:
@@ -31,8 +31,17 @@ def nodes_with_hardware() -> QuerySet[Node]:
 
 def rack_of(node: Node) -> str:
     """Name of the rack that a node stands in; empty where none is known."""
+    return _domain_of(node, FailureDomain.Kind.RACK)
+
+
+def supernode_of(node: Node) -> str:
+    """Name of the group of nodes with one fast fabric that a node belongs to; empty where none is known."""
+    return _domain_of(node, FailureDomain.Kind.SUPERNODE)
+
+
+def _domain_of(node: Node, kind: FailureDomain.Kind) -> str:
     domain = node.failure_domain.parent
-    while domain is not None and domain.kind != "rack":
+    while domain is not None and domain.kind != kind:
         domain = domain.parent
     return domain.name if domain is not None else ""
 

@@ -18,12 +18,12 @@ from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.services.deployments import delete_deployment, scale_deployment
+from exaserve_ops.serving.services.observations import record_observations
 from exaserve_ops.serving.services.replicas import (
     advance_replica,
     create_replicas,
     let_go_replica,
     place_replica,
-    record_observations,
     replace_replica,
 )
 from tests.fakes.race import race

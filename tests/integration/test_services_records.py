@@ -36,6 +36,7 @@ from exaserve_ops.serving.services.deployments import (
     update_deployment,
 )
 from exaserve_ops.serving.services.models import ModelFacts, register_model
+from exaserve_ops.serving.services.observations import record_observations
 from exaserve_ops.serving.services.replicas import (
     advance_replica,
     create_replicas,
@@ -43,7 +44,6 @@ from exaserve_ops.serving.services.replicas import (
     place_replica,
     place_replicas,
     record_node_lost,
-    record_observations,
     record_wait,
 )
 from tests.fakes.world import GIB, NOW, make_deployment, make_model, make_node

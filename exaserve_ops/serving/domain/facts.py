@@ -64,6 +64,25 @@ class ReplicaFacts:
     roll: RollTarget | None = None
     """What a rollout has it make way for; `None`: nothing."""
 
+    others: tuple[NodeRoom, ...] = ()
+    """The nodes of its further members, if it runs on several."""
+
+    @property
+    def rooms(self) -> tuple[NodeRoom, ...]:
+        """All its nodes."""
+        return (self.node, *self.others) if self.node is not None else self.others
+
+    @property
+    def emptied(self) -> NodeRoom | None:
+        """The node of it that is being emptied; of several the one whose time is up first."""
+        leaving = [room for room in self.rooms if room.draining]
+        return next((room for room in leaving if room.drain_is_over), leaving[0] if leaving else None)
+
+    @property
+    def lost_with(self) -> NodeRoom | None:
+        """Of one that runs on several nodes, the one that is dead: the rest of it serves nobody."""
+        return next((room for room in self.rooms if room.dead), None) if self.others else None
+
     @property
     def next_release(self) -> str:
         """Id of the release that its replacement is to have."""

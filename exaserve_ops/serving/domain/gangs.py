@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
-from exaserve_ops.serving.domain.placement import find_room
+from exaserve_ops.serving.domain.fitting import find_room
 from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
 
 _FABRIC_UNKNOWN = "its supernode is not known: label it `supernode`"

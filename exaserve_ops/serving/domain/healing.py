@@ -42,23 +42,23 @@ class Ailment:
 
 def find_ailment(replica: ReplicaFacts, snapshot: DeploymentSnapshot, now: datetime) -> Ailment | None:
     """Return what is wrong with a replica that is kept; `None` where its agent can still help itself."""
-    node, name = replica.node, replica.node_name
-    if replica.status == states.UNREACHABLE:
-        return Ailment(NODE_LOST, f"{name} is gone")
-    if replica.roll is not None and not (node is not None and node.draining):
+    lost = replica.lost_with
+    if replica.status == states.UNREACHABLE or (lost is not None and replica.status != states.PENDING):
+        return Ailment(NODE_LOST, f"{lost.name if lost else replica.node_name} is gone")
+    if replica.roll is not None and replica.emptied is None:
         return Ailment(ROLLOUT, f"it makes way for {replica.roll.name}")
     return _own_ailment(replica, snapshot, now)
 
 
 def _own_ailment(replica: ReplicaFacts, snapshot: DeploymentSnapshot, now: datetime) -> Ailment | None:
-    node, name = replica.node, replica.node_name
+    emptied, name = replica.emptied, replica.node_name
     if replica.status == states.FAILED:
         return Ailment(FAILED, f"it failed for good on {name}")
     if _is_held(replica, snapshot, now):
         pids = ", ".join(map(str, replica.held_by_pids[:4]))
         return Ailment(HELD, f"its memory on {name} is held by pid {pids}")
-    if node is not None and node.draining and replica.status != states.PENDING:
-        return Ailment(NODE_DRAIN, f"{name} is being emptied: {node.draining}")
+    if emptied is not None and replica.status != states.PENDING:
+        return Ailment(NODE_DRAIN, f"{emptied.name} is being emptied: {emptied.draining}")
     if replica.slow_reason and snapshot.healing.drain_slow and replica.status == states.READY:
         return Ailment(SLOW, replica.slow_reason)
     return None
@@ -75,7 +75,7 @@ def find_ailments(
 def _is_well(replica: ReplicaFacts) -> bool:
     """What is so of nearly all, nearly always; of thousands only the others are looked at closely."""
     calm = replica.status == states.READY and replica.roll is None and not replica.slow_reason
-    return calm and (replica.node is None or not replica.node.draining)
+    return calm and replica.emptied is None and replica.lost_with is None
 
 
 def find_cover(replicas: Iterable[ReplicaFacts], ailments: Mapping[str, Ailment]) -> dict[str, ReplicaFacts]:
@@ -133,6 +133,9 @@ class Healing:
             return None
         if self.snapshot.healing.frozen and ailment.cause != NODE_DRAIN:
             return Hold(replica.id, f"healing is frozen: {self.snapshot.healing.frozen}")
+        if ailment.cause == NODE_LOST and replica.others:
+            # Its other members hold what the next one needs, and answer nobody without the one that is gone.
+            return LetGo(replica.id, "stop", f"{ailment.why}, and with it a part of the whole")
         successor = self.cover.get(replica.id)
         if successor is not None:
             return _make_way(replica, ailment, successor)
@@ -175,13 +178,16 @@ class Healing:
         return Replace(replica.id, choice, replica.role, ailment.cause, why)
 
     def _request(self, replica: ReplicaFacts, ailment: Ailment) -> PlacementRequest:
-        avoid = {replica.node_id} if ailment.cause in {FAILED, SLOW} else set()
+        # Of several nodes nobody knows which is to blame: those are shunned, and taken where no others do.
+        own = {room.node_id for room in replica.rooms} if ailment.cause in {FAILED, SLOW} else set()
+        avoid = set() if replica.others else own
         if ailment.cause in {FAILED, HELD}:
             avoid |= {node_id for node_id, _ in self.snapshot.healing.failed_nodes}
         return replace(
             self.snapshot.request_of(replica.next_release),
             standby=replica.role == "standby",
             avoid=frozenset(avoid - {""}),
+            shun=frozenset(own - avoid),
         )
 
     def _budget(self, kept: Iterable[ReplicaFacts]) -> _Budget:
@@ -244,9 +250,9 @@ def release(replica: ReplicaFacts, why: str) -> LetGo:
 def plan_overdue(snapshot: DeploymentSnapshot) -> list[LetGo]:
     """What still ends its open requests on a node whose time to empty is up is stopped."""
     return [
-        LetGo(r.id, "stop", f"the time to empty {r.node_name} is up")
+        LetGo(r.id, "stop", f"the time to empty {r.emptied.name} is up")
         for r in snapshot.replicas
-        if r.status == states.DRAINING and r.wanted == "drain" and r.node and r.node.drain_is_over
+        if r.status == states.DRAINING and r.wanted == "drain" and r.emptied and r.emptied.drain_is_over
     ]
 
 
@@ -268,7 +274,7 @@ def _runs(replica: ReplicaFacts) -> bool:
 
 
 def _drain_is_over(replica: ReplicaFacts, ailment: Ailment) -> bool:
-    return ailment.cause == NODE_DRAIN and replica.node is not None and replica.node.drain_is_over
+    return ailment.cause == NODE_DRAIN and replica.emptied is not None and replica.emptied.drain_is_over
 
 
 def _is_held(replica: ReplicaFacts, snapshot: DeploymentSnapshot, now: datetime) -> bool:

@@ -33,6 +33,11 @@ class ObservedExit:
             return f"exited with code {self.code} after {self.after_seconds:.1f} s"
         return "ended; how is not known"
 
+    def told(self) -> str:
+        """How it ended, and why its agent ended it; what ended by itself has said how already."""
+        ended_by_agent = self.why.startswith(("stalled", "dead", "not ready", "did not wake"))
+        return f"{self.sentence()}: {self.why}" if ended_by_agent else self.sentence()
+
 
 @dataclass(frozen=True, slots=True)
 class MemoryUser:
@@ -120,11 +125,32 @@ class ObservedReplica(NamedTuple):
     sleep_note: str = ""
     """Why it is awake though it is to sleep."""
     woke_in_seconds: float | None = None
+    member_number: int = 0
+    epoch: int = 0
+    """Which start of a replica over several nodes this is about; 0 for others."""
+    rendezvous: str = ""
+    """Of such a replica's head: where its members find each other."""
 
     @property
     def event(self) -> str:
         """The lifecycle event that this sighting is."""
         return f"seen_{self.state}"
+
+
+@dataclass(frozen=True, slots=True)
+class WantedMember:
+    """A node's part of a replica over several nodes."""
+
+    number: int
+    count: int
+    epoch: int
+    head_address: str = ""
+    """Empty until the head's agent has told it for this epoch, and for the head itself, as is the next."""
+    rendezvous: str = ""
+    hosts: tuple[str, ...] = ()
+    """Addresses of the members' nodes, by number."""
+    adapters: tuple[str, ...] = ()
+    """The network adapter next to each of its accelerators; empty where none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +179,5 @@ class WantedReplica:
     """It starts from the node's own copy of these weights; empty: from the source, in place."""
     asleep: bool = False
     """It stands by and is to give its accelerators' memory back meanwhile."""
+    member: WantedMember | None = None
+    """`None`: it runs on one node."""

@@ -7,7 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from exaserve_ops.serving.domain.accelerator_wish import WHOLE
+from exaserve_ops.serving.domain.fitting import (
+    NOT_NAMED,
+    find_room,
+    free_accelerators,
+    mib,
+    node_refusal,
+    slices_taken,
+)
+from exaserve_ops.serving.domain.gangs import Gang, Member, Seat, plan_gang
 from exaserve_ops.serving.domain.rooms import TAKEN, AcceleratorRoom, NodeRoom, PlacementRequest
 
 __all__ = [
@@ -21,8 +29,6 @@ __all__ = [
     "find_room",
     "reserve",
 ]
-
-_NOT_NAMED = "not among the deployment's nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,18 @@ class Placement:
     shares_weights: bool = False
     opened: str = ""
     """Why it takes whole cards although its deployment asks for slices."""
+    members: tuple[Member, ...] = ()
+    """Of a replica over several nodes all its parts: the first is what is said above. Else empty."""
+
+    @property
+    def where(self) -> str:
+        """The names of all its nodes, for people."""
+        return ", ".join(member.node_name for member in self.members) or self.node_name
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ids of all its nodes."""
+        return tuple(member.node_id for member in self.members) or (self.node_id,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +75,7 @@ class Refusal:
             return self.fleet
         if not self.reasons:
             return "no nodes have joined"
-        told = [pair for pair in self.reasons if pair[1] != _NOT_NAMED] or self.reasons
+        told = [pair for pair in self.reasons if pair[1] != NOT_NAMED] or self.reasons
         if len(told) <= limit:
             return "; ".join(f"{name}: {reason}" for name, reason in told)
         counts = Counter(reason for _, reason in told)
@@ -81,6 +99,8 @@ def choose_placement(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Pl
     are. Deterministic: ties go to the lower name. A refusal carries one reason for each node. Where no
     slice fits a request that may spill over, whole cards are tried.
     """
+    if request.spans_nodes:
+        return place_gang(request, nodes)
     refused: list[Refusal] = []
     for variant in request.variants():
         choice = _choose(variant, nodes)
@@ -90,10 +110,30 @@ def choose_placement(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Pl
     return _joined(refused)
 
 
+def place_gang(request: PlacementRequest, nodes: Iterable[NodeRoom]) -> Placement | Refusal:
+    """Choose places for all members of a replica over several nodes, or say of each supernode why not."""
+    if request.blocked:
+        return Refusal((), request.blocked)
+    seats = [Seat(room, room.supernode, room.closeness) for room in nodes]
+    gang = plan_gang(request, request.nodes_per_replica, seats)
+    if not isinstance(gang, Gang):
+        return Refusal(gang.reasons, gang.summary())
+    head = gang.members[0]
+    return Placement(
+        head.node_id,
+        head.node_name,
+        head.accelerator_uuids,
+        gang.why,
+        sum(member.reserved_bytes for member in gang.members),
+        members=gang.members,
+    )
+
+
 def reserve(request: PlacementRequest, placement: Placement, room: NodeRoom) -> NodeRoom:
-    """Return the node with a placement of this request on it."""
+    """Return the node with a placement of this request, or its part of one, on it."""
     taken = next(v for v in request.variants() if v.opened == placement.opened)
-    return room.reserve(placement.accelerator_uuids, taken)
+    part = next((m for m in placement.members if m.node_id == room.node_id), placement)
+    return room.reserve(part.accelerator_uuids, taken)
 
 
 def _choose(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement | Refusal:
@@ -101,7 +141,7 @@ def _choose(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement |
     fitting: list[tuple[NodeRoom, _Fit]] = []
     spread = _Spread(request)
     for node in nodes:
-        refusal = _refusal(request, node)
+        refusal = node_refusal(request, node)
         spread.count(node, usable=not refusal)
         fit = refusal or _fit(request, node)
         if isinstance(fit, str):
@@ -126,6 +166,7 @@ class PlacementBoard:
         self._request = request
         self._rooms = {room.node_id: room for room in rooms}
         self._queues: dict[PlacementRequest, _Queue] = {}
+        self._no_gang: dict[PlacementRequest, Refusal] = {}
 
     def place(self, *, standby: bool) -> Placement | Refusal:
         """Choose a place for one more replica and reserve it."""
@@ -133,6 +174,8 @@ class PlacementBoard:
 
     def place_as(self, request: PlacementRequest) -> Placement | Refusal:
         """Choose a place for a replica that needs something of its own, such as another release."""
+        if request.spans_nodes:
+            return self._place_gang(request)
         refused: list[Refusal] = []
         for variant in request.variants():
             choice = self._queue(variant).first()
@@ -142,17 +185,27 @@ class PlacementBoard:
             refused.append(choice)
         return _joined(refused)
 
+    def _place_gang(self, request: PlacementRequest) -> Placement | Refusal:
+        if request in self._no_gang:
+            return self._no_gang[request]
+        choice = place_gang(request, self._rooms.values())
+        if isinstance(choice, Refusal):
+            self._no_gang[request] = choice
+        else:
+            self._take(request, choice)
+        return choice
+
     def _queue(self, request: PlacementRequest) -> _Queue:
         if request not in self._queues:
             self._queues[request] = _Queue(request, self._rooms.values())
         return self._queues[request]
 
     def _take(self, request: PlacementRequest, choice: Placement) -> None:
-        before = self._rooms[choice.node_id]
-        room = before.reserve(choice.accelerator_uuids, request)
-        self._rooms[choice.node_id] = room
-        for queue in self._queues.values():
-            queue.replace(before, room)
+        for node_id in choice.node_ids:
+            before = self._rooms[node_id]
+            room = self._rooms[node_id] = reserve(request, choice, before)
+            for queue in self._queues.values():
+                queue.replace(before, room)
 
 
 class _Queue:
@@ -168,7 +221,7 @@ class _Queue:
         self._spread = _Spread(request)
         self._refusal: Refusal | None = None
         for room in rooms:
-            self._spread.count(room, usable=not _refusal(request, room))
+            self._spread.count(room, usable=not node_refusal(request, room))
             self._take_in(room)
 
     def first(self) -> Placement | Refusal:
@@ -189,7 +242,7 @@ class _Queue:
 
     def _take_in(self, room: NodeRoom) -> None:
         self._rooms[room.node_id] = room
-        fit = _refusal(self._request, room) or _fit(self._request, room)
+        fit = node_refusal(self._request, room) or _fit(self._request, room)
         if isinstance(fit, str):
             self._fitting.pop(room.node_id, None)
             return
@@ -271,37 +324,9 @@ def _free_bytes(node: NodeRoom) -> int:
     return sum(a.free_bytes for a in node.accelerators if a.is_usable)
 
 
-def _refusal(request: PlacementRequest, node: NodeRoom) -> str:
-    """Why the node will not do however much memory is free; empty where it may do."""
-    if request.nodes and node.name not in request.nodes:
-        return _NOT_NAMED
-    if not node.accepts:
-        return node.refusal
-    if node.node_id in request.avoid:
-        return "a replica of this deployment failed here"
-    if request.engine not in node.engines:
-        return f"its agent has no engine '{request.engine}'"
-    return request.blocked or _lacks(request, node)
-
-
-def _lacks(request: PlacementRequest, node: NodeRoom) -> str:
-    """What the node does not have at all, taken or free; empty where it has it."""
-    if request.wish.mps is not None and node.mps_problem:
-        return f"no MPS here: {node.mps_problem}"
-    if request.wish.wants_slice and not any(a.suits(request) for a in node.accelerators):
-        least = request.wish.slice_memory_bytes
-        return f"has no {request.wish.noun}{f' of {_mib(least)} MiB or more' if least else ''}"
-    return ""
-
-
-def find_room(request: PlacementRequest, node: NodeRoom) -> tuple[AcceleratorRoom, ...] | str:
-    """Return the node's accelerators with room for the request, the best first, or why they are too few."""
-    return _refusal(request, node) or _fitting(request, node)
-
-
 def _fit(request: PlacementRequest, node: NodeRoom) -> _Fit | str:
     """Return the accelerators to use, or why those of the node will not do."""
-    fitting = _fitting(request, node)
+    fitting = free_accelerators(request, node)
     if isinstance(fitting, str):
         return fitting
     chosen = fitting[: request.accelerators]
@@ -310,52 +335,6 @@ def _fit(request: PlacementRequest, node: NodeRoom) -> _Fit | str:
         sum(a.cost_bytes(request) for a in chosen),
         all(a.holds_copy(request) for a in chosen),
     )
-
-
-def _fitting(request: PlacementRequest, node: NodeRoom) -> tuple[AcceleratorRoom, ...] | str:
-    suitable = [a for a in node.accelerators if a.suits(request)]
-    if len(suitable) < request.accelerators:
-        return _too_few(request, node, len(suitable))
-    objections = [a.objection(request) for a in suitable]
-    fitting = [a for a, objection in zip(suitable, objections, strict=True) if not objection]
-    if len(fitting) < request.accelerators:
-        return _no_room(request, suitable, objections)
-    return tuple(sorted(fitting, key=lambda a: _order(request, a)))
-
-
-def _order(request: PlacementRequest, room: AcceleratorRoom) -> tuple[int, int, int, str]:
-    """Which of a node's accelerators first: those that MPS shares already, then who keeps most free.
-
-    Of slices the smallest: a large one is for who needs it.
-    """
-    size = room.memory_bytes if request.wish.wants_slice else 0
-    return (-room.mps_percent, size, room.cost_bytes(request) - room.free_bytes, room.uuid)
-
-
-def _too_few(request: PlacementRequest, node: NodeRoom, found: int) -> str:
-    barred = [f"; {a.uuid} is quarantined: {a.quarantine}" for a in node.accelerators if a.quarantine]
-    barred += [f"; {a.uuid} is in MIG mode: its slices count" for a in node.accelerators if a.split]
-    noun = "whole cards" if request.wish.kind == WHOLE else "accelerators"
-    return f"has {found} {noun}, needs {request.accelerators}{''.join(barred)}"
-
-
-def _no_room(
-    request: PlacementRequest, suitable: Sequence[AcceleratorRoom], objections: Sequence[str]
-) -> str:
-    """The objection of what comes nearest to fitting, or that all slices are taken."""
-    if all(objection == TAKEN for objection in objections):
-        return _taken(len(suitable), request)
-    pairs = [(a, objection) for a, objection in zip(suitable, objections, strict=True) if objection]
-    untaken = [pair for pair in pairs if pair[1] != TAKEN]
-    nearest = max(untaken or pairs, key=lambda pair: (pair[0].free_bytes, pair[0].uuid))
-    return _taken(1, request) if nearest[1] == TAKEN else nearest[1]
-
-
-def _taken(count: int, request: PlacementRequest, where: str = "") -> str:
-    """Such as `2 slices 3g.40gb in the fleet, both taken`."""
-    noun = f"{'slice' if count == 1 else 'slices'} {request.wish.profile}".strip()
-    which = {1: "taken", 2: "both taken"}.get(count, "all taken")
-    return f"{count} {noun}{where}, {which}"
 
 
 def _joined(refused: Sequence[Refusal]) -> Refusal:
@@ -373,12 +352,12 @@ def _slices_of_fleet(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> st
     if not wish.wants_slice:
         return ""
     slices = [
-        a for node in nodes if not _refusal(request, node) for a in node.accelerators if a.suits(request)
+        a for node in nodes if not node_refusal(request, node) for a in node.accelerators if a.suits(request)
     ]
     if not slices:
         return f"no node that may be used has a {wish.noun}" if nodes else ""
     if all(a.objection(request) == TAKEN for a in slices):
-        return _taken(len(slices), request, " in the fleet")
+        return slices_taken(len(slices), request, " in the fleet")
     return ""
 
 
@@ -388,16 +367,12 @@ def _placement(request: PlacementRequest, node: NodeRoom, fit: _Fit, spread_why:
         lacks = request.lacks_weights(node.node_id)
         words.append("its weights are fetched first" if lacks else "its weights are on that node's disk")
     if fit.shares_weights:
-        words.append(f"its weights lie there already, it adds {_mib(fit.reserved_bytes)} MiB")
+        words.append(f"its weights lie there already, it adds {mib(fit.reserved_bytes)} MiB")
     if fit.reserved_bytes > request.memory_bytes:
         by = "its engine's share" if request.terms.claimed_millionths else "its MPS limit"
-        told = f"{_mib(fit.reserved_bytes)} MiB are promised to it by {by}"
-        words.append(f"{told}, and it needs {_mib(request.memory_bytes)} MiB")
+        told = f"{mib(fit.reserved_bytes)} MiB are promised to it by {by}"
+        words.append(f"{told}, and it needs {mib(request.memory_bytes)} MiB")
     why = "; ".join([spread_why, *words])
     return Placement(
         node.node_id, node.name, fit.uuids, why, fit.reserved_bytes, fit.shares_weights, request.opened
     )
-
-
-def _mib(count: int) -> int:
-    return max(0, count) // (1 << 20)

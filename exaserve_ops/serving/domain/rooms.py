@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from exaserve_ops.serving.domain.accelerator_wish import ANYTHING, MOST_PERCENT, SLICE, WHOLE, AcceleratorWish
+from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
 from exaserve_ops.serving.domain.reservation import PLAIN, AcceleratorSize, Terms
 
 _MPS_KIND = "cuda"
@@ -25,7 +26,7 @@ class PlacementRequest:
 
     engine: str
     memory_bytes: int
-    """Of all its accelerators together."""
+    """Of all its accelerators together; of one that spans nodes on each of them, as the number below."""
     accelerators: int = 1
     nodes: tuple[str, ...] = ()
     """Names of nodes that it may go to; empty is any."""
@@ -45,6 +46,12 @@ class PlacementRequest:
     """Why it takes whole cards although its deployment asks for slices."""
     stored_on: frozenset[str] | None = None
     """Ids of nodes whose disks have its weights; `None`: nothing has to be fetched for it anywhere."""
+    nodes_per_replica: int = 1
+
+    @property
+    def spans_nodes(self) -> bool:
+        """Whether it runs on several nodes at once."""
+        return self.nodes_per_replica > 1
 
     def lacks_weights(self, node_id: str) -> bool:
         """Whether weights would have to be fetched to that node first."""
@@ -201,6 +208,11 @@ class NodeRoom:
     """Memory that the deployment in question has here; weights that its replicas share count once."""
     mps_problem: str = "its agent has not told of one"
     """Why no replica with an MPS share can run here; empty where one can."""
+    dead: bool = False
+    supernode: str = ""
+    """The group of nodes with a fast fabric that it belongs to; empty where none is known."""
+    closeness: Closeness = UNKNOWN
+    """Read only for plans of replicas over several nodes."""
 
     @property
     def domain(self) -> str:

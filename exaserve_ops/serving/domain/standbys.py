@@ -59,11 +59,11 @@ def _is_missing(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> bool:
 
 
 def _is_suspect(replica: ReplicaFacts) -> bool:
-    return replica.node is not None and replica.node.suspect
+    return any(room.suspect for room in replica.rooms)
 
 
 def _on_drain(replica: ReplicaFacts) -> bool:
-    return replica.node is not None and bool(replica.node.draining)
+    return replica.emptied is not None
 
 
 def _domain(replica: ReplicaFacts) -> str:

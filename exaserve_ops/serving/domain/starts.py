@@ -69,11 +69,23 @@ class Starter:
     standby: bool = False
     takes_over: bool = False
     """It takes the place of one that goes or is gone: somebody waits for it."""
+    others: tuple[str, ...] = ()
+    """Ids of its further nodes, where it runs on several: it starts on all of them or on none."""
+
+    @property
+    def node_ids(self) -> tuple[str, ...]:
+        """Ids of all its nodes."""
+        return (self.node_id, *self.others)
 
     @property
     def source(self) -> tuple[str, str]:
-        """Whose reading of which weights it is: replicas of a node share it."""
+        """The same of its first node alone."""
         return self.node_id, self.revision
+
+    @property
+    def sources(self) -> frozenset[tuple[str, str]]:
+        """Whose reading of which weights it is: replicas of a node share it."""
+        return frozenset((node_id, self.revision) for node_id in self.node_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +179,13 @@ def cause_of(why: str) -> str:
 
 def _offline(one: Starter, facts: StartFacts) -> str:
     """What keeps its node from being told anything; empty: nothing."""
-    node = facts.nodes.get(one.node_id)
-    if node is None:
-        return "its node is not known"
-    return f"{node.name} is offline" if node.offline else ""
+    for node_id in one.node_ids:
+        node = facts.nodes.get(node_id)
+        if node is None:
+            return "its node is not known"
+        if node.offline:
+            return f"{node.name} is offline"
+    return ""
 
 
 def _holds(one: Starter, facts: StartFacts, now: datetime) -> bool:
@@ -182,9 +197,9 @@ def _holds(one: Starter, facts: StartFacts, now: datetime) -> bool:
         return now < one.status_since + limit
     if one.status != states.PLACED or one.allowed_at is None:
         return False
-    if one.source in facts.weights.failed:
+    if one.sources & facts.weights.failed:
         return now < one.allowed_at + _GRACE
-    return now < one.allowed_at + (_FETCH if one.source in facts.weights.fetching else limit)
+    return now < one.allowed_at + (_FETCH if one.sources & facts.weights.fetching else limit)
 
 
 def _is_overdue(one: Starter, now: datetime) -> bool:
@@ -199,7 +214,7 @@ def _in_order(
     level.update(one.deployment for one in starting)
     ranked = sorted(
         waiting,
-        key=lambda one: (one.standby, not one.takes_over, one.source not in here, one.waits_since, one.name),
+        key=lambda one: (one.standby, not one.takes_over, not one.sources <= here, one.waits_since, one.name),
     )
     keys: dict[str, tuple[object, ...]] = {}
     for one in ranked:
@@ -239,44 +254,44 @@ class _Room:
     def take(self, one: Starter) -> None:
         """Count a replica that starts."""
         self._fleet += 1
-        self._on_node[one.node_id] += 1
-        if one.source in self._facts.weights.here:
-            return
-        if one.in_place:
-            self._in_place.add(one.source)
-        else:
-            self._fetch(*one.source)
+        self._on_node.update(one.node_ids)
+        for source in one.sources - self._facts.weights.here:
+            if one.in_place:
+                self._in_place.add(source)
+            else:
+                self._fetch(*source)
 
     def refusal(self, one: Starter) -> str:
         """Why it does not start now; empty: it may."""
-        node = self._facts.nodes[one.node_id]
-        return self._no_turn(one, node) or self._no_weights(one, node)
+        refusals = (self._no_turn(pk) or self._no_weights(one, pk) for pk in one.node_ids)
+        return next(filter(None, refusals), "")
 
-    def _no_turn(self, one: Starter, node: StartNode) -> str:
-        limits = self._limits
-        here = self._on_node[one.node_id]
+    def _no_turn(self, node_id: str) -> str:
+        limits, node = self._limits, self._facts.nodes[node_id]
+        here = self._on_node[node_id]
         if limits.per_node and here >= limits.per_node:
             return f"waits its turn: {here:,} of {limits.per_node:,} start on {node.name}"
         if limits.per_fleet and self._fleet >= limits.per_fleet:
             return f"waits its turn: {self._fleet:,} of {limits.per_fleet:,} start in the fleet"
         return ""
 
-    def _no_weights(self, one: Starter, node: StartNode) -> str:
-        limits = self._limits
-        if one.source in self._facts.weights.here:
+    def _no_weights(self, one: Starter, node_id: str) -> str:
+        limits, node = self._limits, self._facts.nodes[node_id]
+        source = (node_id, one.revision)
+        if source in self._facts.weights.here:
             return ""
         if one.in_place:
             reading = len(self._in_place)
-            if one.source in self._in_place or not limits.in_place or reading < limits.in_place:
+            if source in self._in_place or not limits.in_place or reading < limits.in_place:
                 return ""
             return f"waits for weights: {reading:,} of {limits.in_place:,} nodes read theirs in place"
-        origin = self._origin_of(one.node_id, one.revision)
+        origin = self._origin_of(*source)
         taking = len(self._origins)
         if origin and origin not in self._origins and limits.from_origins and taking >= limits.from_origins:
             seeds = "; who has them seeds the next" if node.swarms else ""
             return f"waits for weights: {taking:,} of {limits.from_origins:,} fetch from an origin{seeds}"
         fetching = self._in_rack[node.rack]
-        if node.rack and one.node_id not in fetching and 0 < limits.per_rack <= len(fetching):
+        if node.rack and node_id not in fetching and 0 < limits.per_rack <= len(fetching):
             return f"waits for weights: {len(fetching):,} of {limits.per_rack:,} nodes of {node.rack} fetch"
         return ""
 

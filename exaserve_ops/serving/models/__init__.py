@@ -11,6 +11,7 @@ from exaserve_ops.serving.models.catalogue import (
     ModelManifest,
 )
 from exaserve_ops.serving.models.deployments import Deployment, NodeWish, Release, Replica
+from exaserve_ops.serving.models.members import ReplicaMember
 from exaserve_ops.serving.models.starts import StagedStart, StartRules
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "NodeWish",
     "Release",
     "Replica",
+    "ReplicaMember",
     "StagedStart",
     "StartRules",
 ]

@@ -34,7 +34,12 @@ class Deployment(models.Model):
     replica_memory_bytes = models.BigIntegerField(
         help_text="Accelerator memory that one replica may use: weights, KV pool and overhead."
     )
-    accelerators_per_replica = models.PositiveSmallIntegerField(default=1)
+    accelerators_per_replica = models.PositiveSmallIntegerField(
+        default=1, help_text="On each node of a replica; the memory above is of one node, too."
+    )
+    nodes_per_replica = models.PositiveSmallIntegerField(
+        default=1, help_text="Nodes that one replica runs on at once, all in one supernode."
+    )
     placement = models.JSONField(
         default=dict, blank=True, help_text="`nodes`: names that replicas may run on; empty is any."
     )
@@ -177,6 +182,23 @@ class Replica(models.Model):
     )
     start_allowed_at = models.DateTimeField(
         null=True, blank=True, help_text="When it was its turn to start on its node."
+    )
+    # Of one that runs on several nodes: how its members are started together. See `ReplicaMember`.
+    node_count = models.PositiveSmallIntegerField(default=1, help_text="Nodes that it runs on at once.")
+    gang_epoch = models.PositiveIntegerField(
+        default=0, help_text="Number of the newest start of all its members; 0: there was none."
+    )
+    gang_began_at = models.DateTimeField(
+        null=True, blank=True, help_text="When that start began; empty while none is under way."
+    )
+    gang_ready_by = models.DateTimeField(
+        null=True, blank=True, help_text="When all its members must be ready."
+    )
+    gang_retry_at = models.DateTimeField(
+        null=True, blank=True, help_text="When the next start may begin after one that ended."
+    )
+    gang_crashes = models.PositiveSmallIntegerField(
+        default=0, help_text="Starts in a row that ended by themselves."
     )
     # Observed
     observed_generation = models.BigIntegerField(default=0)

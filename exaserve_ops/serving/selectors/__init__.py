@@ -10,7 +10,7 @@ from uuid import UUID
 from django.db.models import Count, F, Q, QuerySet
 
 from exaserve_ops.health.selectors import healing_freeze
-from exaserve_ops.inventory.domain.liveness import SUSPECT
+from exaserve_ops.inventory.domain.liveness import DEAD, SUSPECT
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import rack_of
 from exaserve_ops.serving.domain import lifecycle as states
@@ -23,21 +23,19 @@ from exaserve_ops.serving.domain.facts import (
     RollTarget,
 )
 from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
-from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
-from exaserve_ops.serving.domain.sleep import ASLEEP, SleepWish, is_to_sleep
-from exaserve_ops.serving.models import Deployment, Model, Release, Replica
+from exaserve_ops.serving.domain.sleep import ASLEEP
+from exaserve_ops.serving.models import Deployment, Release, Replica, ReplicaMember
+from exaserve_ops.serving.selectors.members import member_nodes
 from exaserve_ops.serving.selectors.rooms import (
-    KNOWN_TO_AGENTS,
-    WAITS_TO_START,
     draining_of,
     placement_request,
     spilled_replicas,
-    wish_of,
 )
 from exaserve_ops.serving.selectors.rooms import node_rooms as node_rooms
 from exaserve_ops.serving.selectors.rooms import refusal_of as refusal_of
+from exaserve_ops.serving.selectors.wishes import wanted_of_node as wanted_of_node
 
 _SETTLED: dict[str, Any] = {
     "status": states.ACTIVE,
@@ -54,6 +52,7 @@ _PLANNED_WITH = (
     "pk", "name", "status", "wanted", "reason", "created_at", "role", "node_id", "replaces_id",
     "healing_note", "slow_reason", "held_since", "held_by_pids", "drain_deadline_at", "reach",
     "sleep_state", "release_id", "rolls_to_id", "rolls_in_place", "handed_over_at", "start_waits_since",
+    "node_count",
 )  # fmt: skip
 """Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
 
@@ -114,7 +113,8 @@ def deployment_snapshot(
     by_id = {node.node_id: node for node in nodes}
     rows = Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED)
     replicas = list(rows.values_list(*_PLANNED_WITH, named=True))
-    uuids = _accelerators_of([replica.pk for replica in replicas if replica.held_since is not None])
+    uuids = _held_accelerators([replica.pk for replica in replicas if replica.held_since is not None])
+    gangs = member_nodes([replica.pk for replica in replicas if replica.node_count > 1])
     releases = releases_in_use(deployment)
     requests = {key: placement_request(release) for key, release in releases.items()}
     own = next(key for key, one in releases.items() if one.number == deployment.release_number)
@@ -134,6 +134,7 @@ def deployment_snapshot(
                 accelerators=uuids.get(replica.pk, ()),
                 spilled=replica.pk in spilled,
                 roll=_roll_of(replica, releases),
+                others=tuple(by_id[str(pk)] for pk in gangs.get(replica.pk, ())[1:] if str(pk) in by_id),
             )
             for replica in replicas
         ),
@@ -175,14 +176,23 @@ def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
         return None
     absent = ~Q(status__in=(states.READY, states.STOPPED))
     rows = kept.filter(standby | absent | Q(replaces__isnull=False)).exclude(status=states.STOPPED)
-    rows = rows.select_related("node__failure_domain__parent")
+    rows = rows.select_related("node__failure_domain__parent").prefetch_related(
+        "members__node__failure_domain__parent"
+    )
     return DeploymentSnapshot(
         id=str(deployment_id),
         name="",
         deleting=False,
         replicas_wanted=0,
         request=PlacementRequest("", 0),
-        replicas=tuple(_replica_facts(row, _whereabouts(row.node)) for row in rows),
+        replicas=tuple(
+            _replica_facts(
+                row,
+                _whereabouts(row.node),
+                others=tuple(room for one in row.members.all()[1:] if (room := _whereabouts(one.node))),
+            )
+            for row in rows
+        ),
         nodes=(),
         healing=HealingFacts(frozen=healing_freeze()),
     )
@@ -204,6 +214,7 @@ def _whereabouts(node: Node | None) -> NodeRoom | None:
         replicas=0,
         draining=draining_of(node),
         suspect=node.liveness == SUSPECT,
+        dead=node.liveness == DEAD,
     )
 
 
@@ -215,6 +226,7 @@ def _replica_facts(
     accelerators: tuple[str, ...] = (),
     spilled: bool = False,
     roll: RollTarget | None = None,
+    others: tuple[NodeRoom, ...] = (),
 ) -> ReplicaFacts:
     return ReplicaFacts(
         id=str(replica.pk),
@@ -240,6 +252,7 @@ def _replica_facts(
         spilled=spilled,
         release=str(replica.release_id),
         roll=roll,
+        others=others,
     )
 
 
@@ -261,71 +274,14 @@ def _healing_facts(deployment: Deployment, now: datetime) -> HealingFacts:
     )
 
 
-def _accelerators_of(replica_ids: Sequence[UUID]) -> dict[UUID, tuple[str, ...]]:
+def _held_accelerators(replica_ids: Sequence[UUID]) -> dict[UUID, tuple[str, ...]]:
+    """Accelerators of replicas whose memory is held; of those over several nodes the ones where it is."""
     found: dict[UUID, tuple[str, ...]] = {}
     if not replica_ids:
         return found
-    rows = Replica.accelerators.through.objects.filter(replica__in=replica_ids)
+    for member in ReplicaMember.objects.filter(replica__in=replica_ids).exclude(held_by_pids=[]):
+        found[member.replica_id] = (*found.get(member.replica_id, ()), *member.accelerator_uuids)
+    rows = Replica.accelerators.through.objects.filter(replica__in=replica_ids, replica__node_count=1)
     for replica_id, uuid in rows.order_by("accelerator").values_list("replica", "accelerator"):
         found[replica_id] = (*found.get(replica_id, ()), uuid)
     return found
-
-
-def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
-    """The whole wish of one node, ordered by replica, in four queries; who waits to start is left out."""
-    replicas = (
-        Replica.objects.filter(node=node_id, status__in=KNOWN_TO_AGENTS)
-        .exclude(WAITS_TO_START)
-        .select_related("deployment", "release__model")
-        .defer("release__model__config", "release__model__architecture")
-        .annotate(manifest_digest=F("release__model__manifest__digest"))
-        .prefetch_related("release__model__files", "accelerators")
-        .order_by("pk")
-    )
-    return tuple(_wanted(replica) for replica in replicas)
-
-
-def _hands_over(replica: Replica) -> bool:
-    """Whether it is let go, and its conversations are served there until they have moved."""
-    return replica.status == states.DRAINING and replica.handed_over_at is None
-
-
-def _drain_seconds(replica: Replica) -> float:
-    """What is left for open requests once its conversations have left: the deadline stays what it is."""
-    if replica.handed_over_at is None or replica.drain_deadline_at is None:
-        return float(replica.deployment.drain_seconds)
-    return max(0.0, (replica.drain_deadline_at - replica.handed_over_at).total_seconds())
-
-
-def _wanted(replica: Any) -> WantedReplica:  # noqa: ANN401 - a replica with the digest of its manifest
-    deployment = replica.deployment
-    release = replica.release
-    model = release.model
-    options: dict[str, Any] = dict(release.engine_options)
-    return WantedReplica(
-        replica_id=str(replica.pk),
-        deployment=deployment.name,
-        generation=replica.generation,
-        wanted=Replica.Wanted.RUN if _hands_over(replica) else replica.wanted,
-        model_name=deployment.served_name,
-        model_digest=model.digest,
-        model_source=model.source,
-        model_files=tuple((f.path, f.size_bytes, f.sha256) for f in model.files.all()),
-        engine=release.engine,
-        engine_options=options,
-        accelerator_uuids=tuple(sorted(a.uuid for a in replica.accelerators.all())),
-        memory_bytes=replica.memory_bytes,
-        drain_seconds=_drain_seconds(replica),
-        start_seconds=float(deployment.start_seconds),
-        stall_seconds=float(deployment.stall_seconds),
-        mps=wish_of(deployment).mps,
-        manifest_digest=replica.manifest_digest if model.storage == Model.Storage.NODE else "",
-        asleep=is_to_sleep(
-            SleepWish(
-                deployment.standbys_sleep,
-                replica.role == Replica.Role.STANDBY and replica.wanted == Replica.Wanted.RUN,
-                release.engine,
-                options,
-            )
-        ),
-    )

@@ -12,7 +12,12 @@ from django.db.models import Count, Q
 from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.serving.domain.compiled import fits
 from exaserve_ops.serving.models import CompiledSet, Replica
-from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS, WAITS_TO_START
+from exaserve_ops.serving.selectors.members import (
+    KNOWN_TO_AGENTS,
+    MEMBER_WAITS,
+    WAITS_TO_START,
+    live_members,
+)
 from exaserve_ops.weights.domain.held import FAILED, READY
 from exaserve_ops.weights.domain.wanted import COMPILED, Claim, Origin, Revision
 from exaserve_ops.weights.models import NodeWeights
@@ -110,10 +115,12 @@ def compiled_claims(claims: Mapping[str, Sequence[Claim]]) -> dict[str, list[Cla
         hardware.setdefault(str(node_id), []).append((kind, name))
     rows = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).exclude(WAITS_TO_START)
     rows = rows.order_by().distinct()
+    members = live_members().exclude(MEMBER_WAITS)
     runs: set[tuple[str, str, str]] = {
         (str(node_id), digest, engine)
-        for node_id, digest, engine in rows.values_list(
-            "node_id", "release__model__digest", "release__engine"
+        for node_id, digest, engine in (
+            *rows.values_list("node_id", "release__model__digest", "release__engine"),
+            *members.values_list("node_id", "replica__release__model__digest", "replica__release__engine"),
         )
     }
     holds = {(node_id, claim.revision) for node_id, each in claims.items() for claim in each}

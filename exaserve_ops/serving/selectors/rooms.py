@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
-
-from django.db.models import Q
 
 from exaserve_ops.inventory.domain.drain import DRAINING
 from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, Node
-from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of
+from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of, supernode_of
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.accelerator_wish import AcceleratorWish, read_wish
+from exaserve_ops.serving.domain.accelerator_wish import ANY, WHOLE, AcceleratorWish, read_wish
+from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
 from exaserve_ops.serving.domain.reservation import (
     NOTHING_PROMISED,
     AcceleratorSize,
@@ -28,16 +27,21 @@ from exaserve_ops.serving.domain.reservation import (
 from exaserve_ops.serving.domain.rooms import SIZE_UNKNOWN, AcceleratorRoom, NodeRoom, PlacementRequest
 from exaserve_ops.serving.domain.terms import terms_of
 from exaserve_ops.serving.models import Deployment, Model, Release, Replica
+from exaserve_ops.serving.selectors.members import (
+    KNOWN_TO_AGENTS,
+    ONE_NODE,
+    closeness_of_nodes,
+    live_members,
+    member_places,
+)
 from exaserve_ops.weights.selectors import nodes_with
 
-KNOWN_TO_AGENTS = (*states.REPLICA.live[1:],)  # all but pending
-WAITS_TO_START = Q(status=states.PLACED, wanted=Replica.Wanted.RUN, start_waits_since__isnull=False)
-"""It has a place, and its agent is not told of it before it is its turn."""
-_ROOM_ROWS = Replica.objects.filter(status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by()
+_ROOM_ROWS = Replica.objects.filter(ONE_NODE, status__in=KNOWN_TO_AGENTS, node__isnull=False).order_by()
+_ROOM_COLUMNS = ("pk", "node", "deployment", "wanted", "status", "role", "replaces")
 
 _TERMS_READ = (
     *("engine", "engine_options", "replica_memory_bytes"),
-    *("deployment__accelerators_per_replica", "deployment__placement"),
+    *("deployment__accelerators_per_replica", "deployment__nodes_per_replica", "deployment__placement"),
     *("model__digest", "model__parameter_count", "model__weights_bytes"),
 )
 """What `_terms_of` reads of a release: every plan does so for all of them."""
@@ -50,9 +54,10 @@ def placement_request(release: Release) -> PlacementRequest:
         engine=release.engine,
         memory_bytes=release.replica_memory_bytes,
         accelerators=deployment.accelerators_per_replica,
+        nodes_per_replica=deployment.nodes_per_replica,
         nodes=tuple(deployment.placement.get("nodes", ())),
         terms=_terms_of(release),
-        wish=wish_of(deployment),
+        wish=_wish_where(deployment),
         blocked="" if release.replica_memory_bytes else SIZE_UNKNOWN,
         stored_on=_nodes_with_weights(release.model),
     )
@@ -71,6 +76,13 @@ def wish_of(deployment: Deployment) -> AcceleratorWish:
     return read_wish(**asked)
 
 
+def _wish_where(deployment: Deployment) -> AcceleratorWish:
+    """What is asked for, as it is placed: a member of a replica over several nodes gets whole cards."""
+    wish = wish_of(deployment)
+    is_open = deployment.nodes_per_replica > 1 and wish.kind == ANY
+    return replace(wish, kind=WHOLE) if is_open else wish
+
+
 def _terms_of(release: Release) -> Terms:
     deployment = release.deployment
     return terms_of(
@@ -79,17 +91,18 @@ def _terms_of(release: Release) -> Terms:
         digest=release.model.digest,
         parameter_count=release.model.parameter_count,
         weights_bytes=release.model.weights_bytes,
-        accelerators=deployment.accelerators_per_replica,
+        # Each node of one that spans nodes has a part of the weights, which nobody shares.
+        accelerators=deployment.accelerators_per_replica * deployment.nodes_per_replica,
         needed_bytes=-(-release.replica_memory_bytes // deployment.accelerators_per_replica),
         mps=wish_of(deployment).mps,
     )
 
 
 def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
-    """All nodes with what is promised of their accelerators, in seven queries.
+    """All nodes with what is promised of their accelerators, in nine queries.
 
     Memory is promised until an agent has seen a replica's process group gone. What ails or is being
-    replaced does not count for the spread: its successor does.
+    replaced does not count for the spread: its successor does. A replica over several nodes counts on each.
     """
     nodes = list(nodes_with_hardware())
     leaving = {node.pk for node in nodes if node.drain_status == DRAINING or node.liveness == DEAD}
@@ -99,7 +112,9 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
     own = tally((one for holder, one in holdings if holder == deployment_id), sizes)
     total: Counter[UUID] = Counter()
     here: dict[str, Counter[UUID]] = {role: Counter() for role in Replica.Role.values}
-    rows = list(_ROOM_ROWS.values_list("pk", "node", "deployment", "wanted", "status", "role", "replaces"))
+    of_members = ("replica", "node", *(f"replica__{name}" for name in _ROOM_COLUMNS[2:]))
+    rows = [*_ROOM_ROWS.values_list(*_ROOM_COLUMNS), *live_members().values_list(*of_members)]
+    closeness = _closeness_for(deployment_id)
     replaced = {row[6] for row in rows if row[3] == Replica.Wanted.RUN and row[6]}
     for pk, node_id, deployment, wanted, status, role, _ in rows:
         total[node_id] += 1
@@ -126,9 +141,18 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             suspect=node.liveness == SUSPECT,
             own_bytes=sum(own[a.uuid].reserved_bytes for a in node.accelerators.all() if a.uuid in own),
             mps_problem=mps_problem_of(node),
+            dead=node.liveness == DEAD,
+            supernode=supernode_of(node),
+            closeness=closeness.get(node.pk, UNKNOWN),
         )
         for node in nodes
     )
+
+
+def _closeness_for(deployment_id: UUID) -> dict[UUID, Closeness]:
+    """Of all nodes, for a deployment whose replicas span nodes: it is much to read, and others need none."""
+    spans = Deployment.objects.filter(pk=deployment_id, nodes_per_replica__gt=1).exists()
+    return closeness_of_nodes() if spans else {}
 
 
 def mps_problem_of(node: Node) -> str:
@@ -138,19 +162,24 @@ def mps_problem_of(node: Node) -> str:
 
 def live_holdings(replicas: Collection[UUID] | None = None) -> list[tuple[UUID, Holding]]:
     """What each live replica, or each of these, holds of each accelerator, with its deployment."""
-    links = Replica.accelerators.through.objects.filter(replica__status__in=KNOWN_TO_AGENTS)
+    links = Replica.accelerators.through.objects.filter(
+        replica__status__in=KNOWN_TO_AGENTS, replica__node_count=1
+    )
     if replicas is not None:
         links = links.filter(replica__in=replicas)
     rows = list(
         links.values_list("replica", "accelerator", "replica__memory_bytes", "replica__release").order_by()
     )
     shares = Counter(row[0] for row in rows)
-    holders = Release.objects.filter(pk__in={row[3] for row in rows}).select_related("model", "deployment")
-    terms = {holder.pk: (holder.deployment_id, _terms_of(holder)) for holder in holders.only(*_TERMS_READ)}
-    return [
-        (terms[release][0], Holding(uuid, -(-memory_bytes // shares[replica]), terms[release][1]))
-        for replica, uuid, memory_bytes, release in rows
+    held = [(uuid, -(-size // shares[pk]), release) for pk, uuid, size, release in rows]
+    held += [
+        (uuid, -(-place.memory_bytes // len(place.accelerator_uuids)), place.release_id)
+        for place in member_places(replicas)
+        for uuid in place.accelerator_uuids
     ]
+    holders = Release.objects.filter(pk__in={row[2] for row in held}).select_related("model", "deployment")
+    terms = {holder.pk: (holder.deployment_id, _terms_of(holder)) for holder in holders.only(*_TERMS_READ)}
+    return [(terms[release][0], Holding(uuid, size, terms[release][1])) for uuid, size, release in held]
 
 
 def _accelerator_room(accelerator: Accelerator, promise: Promise) -> AcceleratorRoom:
@@ -222,15 +251,10 @@ class AcceleratorUse:
 
 
 def use_of_accelerators(accelerators: Iterable[Accelerator]) -> dict[str, AcceleratorUse]:
-    """Who uses each of these, by UUID; in three queries."""
+    """Who uses each of these, by UUID; in five queries."""
     known = {a.uuid: a for a in accelerators}
-    links = Replica.accelerators.through.objects.filter(
-        accelerator__in=known, replica__status__in=KNOWN_TO_AGENTS
-    )
     users: dict[str, list[tuple[UUID, str]]] = {}
-    for uuid, replica_id, name in links.order_by("replica__name").values_list(
-        "accelerator", "replica", "replica__name"
-    ):
+    for name, uuid, replica_id in sorted([*_users_of(known), *_members_on(known)]):
         users.setdefault(uuid, []).append((replica_id, name))
     holders = {replica_id for pairs in users.values() for replica_id, _ in pairs}
     sizes = {uuid: _size_of(a) for uuid, a in known.items()}
@@ -245,3 +269,18 @@ def use_of_accelerators(accelerators: Iterable[Accelerator]) -> dict[str, Accele
         for uuid, a in known.items()
         for promise in (promises.get(uuid, NOTHING_PROMISED),)
     }
+
+
+def _users_of(uuids: Collection[str]) -> list[tuple[str, str, UUID]]:
+    """Name, accelerator and id of replicas on one node that use these."""
+    links = Replica.accelerators.through.objects.filter(
+        accelerator__in=uuids, replica__status__in=KNOWN_TO_AGENTS, replica__node_count=1
+    )
+    return list(links.order_by().values_list("replica__name", "accelerator", "replica"))
+
+
+def _members_on(uuids: Collection[str]) -> list[tuple[str, str, UUID]]:
+    """The same of members of replicas over several nodes."""
+    members = live_members().filter(accelerator_uuids__overlap=list(uuids))
+    rows = members.values_list("replica__name", "accelerator_uuids", "replica")
+    return [(name, uuid, pk) for name, many, pk in rows for uuid in many if uuid in uuids]

@@ -12,7 +12,7 @@ from django.db.models import Count, Q, QuerySet
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.starts import StartLimits, cause_of
 from exaserve_ops.serving.models import Replica, StagedStart
-from exaserve_ops.serving.selectors.rooms import WAITS_TO_START
+from exaserve_ops.serving.selectors.members import WAITS_TO_START
 from exaserve_ops.serving.selectors.starts import start_limits
 
 MEASURED_OVER = timedelta(minutes=1)

@@ -13,7 +13,12 @@ from django.db.models import Max, Sum
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.models import CompiledSet, Model, ModelManifest, Replica
 from exaserve_ops.serving.selectors.compiled import FOLDER, compiled_claims, compiled_revisions
-from exaserve_ops.serving.selectors.rooms import KNOWN_TO_AGENTS, WAITS_TO_START
+from exaserve_ops.serving.selectors.members import (
+    KNOWN_TO_AGENTS,
+    MEMBER_WAITS,
+    WAITS_TO_START,
+    live_members,
+)
 from exaserve_ops.weights.domain.held import ABSENT, READY, WeightsOnNode
 from exaserve_ops.weights.domain.wanted import REPLICA, Claim, Origin, Revision, WantedWeights, combine_claims
 from exaserve_ops.weights.models import NodeWeights, PrewarmPolicy, WeightsClaim
@@ -207,7 +212,10 @@ def wanted_by_node(revisions: Mapping[str, Revision]) -> dict[str, tuple[WantedW
         .order_by()
         .distinct()
     )
-    for node_id, digest in rows:
+    of_members = live_members().exclude(MEMBER_WAITS)
+    of_members = of_members.filter(replica__release__model__storage=Model.Storage.NODE)
+    placed = {*rows, *of_members.values_list("node_id", "replica__release__model__digest")}
+    for node_id, digest in sorted(placed):
         claims.setdefault(str(node_id), []).append(Claim(digest, REPLICA))
     for node, compiled in compiled_claims(claims).items():
         claims.setdefault(node, []).extend(compiled)

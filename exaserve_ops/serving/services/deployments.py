@@ -22,6 +22,7 @@ from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.options import (
     check_engine,
     check_options,
+    check_span,
     default_memory_bytes,
     default_start_seconds,
 )
@@ -33,6 +34,7 @@ BOUNDS = {
     "replicas": (0, MAX_REPLICAS),
     "standbys": (0, MAX_REPLICAS),
     "accelerators_per_replica": (1, 1024),
+    "nodes_per_replica": (1, 64),
     "replica_memory_bytes": (0, 1 << 50),
     "drain_seconds": (0, MAX_SECONDS),
     "start_seconds": (0, MAX_SECONDS),
@@ -67,6 +69,8 @@ class DeploymentWish:
     nodes: tuple[str, ...] = ()
     replica_memory_bytes: int = 0
     accelerators_per_replica: int = 1
+    nodes_per_replica: int = 1
+    """More than one: it runs on so many nodes at once, with the accelerators and memory above on each."""
     drain_seconds: int = 60
     start_seconds: int = 0
     stall_seconds: int = 60
@@ -105,16 +109,21 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     for name in BOUNDS:
         _check_number(getattr(wish, name), name)
     check_engine(wish.engine)
-    check_options(wish.engine, wish.engine_options, wish.accelerators_per_replica)
+    check_options(
+        wish.engine, wish.engine_options, wish.accelerators_per_replica, nodes=wish.nodes_per_replica
+    )
     _check_nodes(wish.nodes)
     if wish.standbys_sleep:
         _check_sleep(wish.engine, wish.engine_options)
     if not wish.is_trial:
         _check_served_name(wish.served_name or model.name, model)
-    memory_bytes = wish.replica_memory_bytes or default_memory_bytes(model, wish.engine)
+    memory_bytes = wish.replica_memory_bytes or default_memory_bytes(
+        model, wish.engine, nodes=wish.nodes_per_replica
+    )
     asked = _asked_of(
         {name: getattr(wish, name) for name in _ASKED}, memory_bytes, wish.accelerators_per_replica
     )
+    check_span(wish.nodes_per_replica, asked, wish.nodes)
     try:
         with transaction.atomic():
             deployment = Deployment.objects.create(
@@ -126,6 +135,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
                 engine_options=dict(wish.engine_options),
                 replica_memory_bytes=memory_bytes,
                 accelerators_per_replica=wish.accelerators_per_replica,
+                nodes_per_replica=wish.nodes_per_replica,
                 placement=asked | ({"nodes": list(wish.nodes)} if wish.nodes else {}),
                 drain_seconds=wish.drain_seconds,
                 start_seconds=wish.start_seconds or default_start_seconds(model),
@@ -143,7 +153,8 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
             first_release(deployment, actor=actor, now=now)
     except IntegrityError as error:
         raise ConflictError(f"a deployment named '{wish.name}' exists") from error
-    on = "".join(f", {name} {value}" for name, value in asked.items())
+    span = {"nodes for each": wish.nodes_per_replica} if wish.nodes_per_replica > 1 else {}
+    on = "".join(f", {name} {value}" for name, value in (span | asked).items())
     _record(deployment, "created", actor, now, f"{wish.replicas} replicas of {model.name}{on}")
     return deployment
 
@@ -237,9 +248,9 @@ def _changed_placement(deployment: Deployment, changes: Mapping[str, Any]) -> di
     if changes.get("spill") is False:
         asked["spill_reason"] = changes.get("spill_reason", "")  # closed: why it was open is history
     asked = {name: value for name, value in asked.items() if value is not None}
-    return _asked_of(asked, deployment.replica_memory_bytes, deployment.accelerators_per_replica) | (
-        {"nodes": nodes} if nodes else {}
-    )
+    asked = _asked_of(asked, deployment.replica_memory_bytes, deployment.accelerators_per_replica)
+    check_span(deployment.nodes_per_replica, asked, nodes)
+    return asked | ({"nodes": nodes} if nodes else {})
 
 
 def _asked_of(asked: Mapping[str, Any], memory_bytes: int, accelerators: int) -> dict[str, Any]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib.errors import InvalidInputError
+from exaserve_ops.serving.domain.accelerator_wish import WHOLE
 from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
 from exaserve_ops.serving.models import Model
 from workers.protocol.confidential import find_secret
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineTable, option_arguments, read_version
-from workers.protocol.engines.tables import TABLES, accelerators_of, parallel_words
+from workers.protocol.engines.tables import TABLES, accelerators_of, parallel_words, spans_nodes
 
 BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
 LEAST_START_SECONDS = 300
@@ -31,10 +32,11 @@ def check_engine(engine: str) -> None:
     raise InvalidInputError("engine", f"no node offers '{engine}'; what there is: {known}")
 
 
-def check_options(engine: str, options: Mapping[str, Any], accelerators: int = 1) -> None:
+def check_options(engine: str, options: Mapping[str, Any], accelerators: int = 1, *, nodes: int = 1) -> None:
     """Refuse what the engine would not start with, and secrets. Raises `InvalidInputError`.
 
-    Every version that a node has is asked, since a replica may be placed on any of them.
+    `accelerators`: on each of the `nodes` that one replica has. Every version that a node has is asked, since
+    a replica may be placed on any of them.
     """
     for name, value in options.items():
         if not isinstance(value, _ENGINE_OPTION_TYPES):
@@ -47,14 +49,44 @@ def check_options(engine: str, options: Mapping[str, Any], accelerators: int = 1
                 "gets its key from its agent",
             )
     table = TABLES.get(engine)
-    if table is None:
-        return
-    _check_table(table, options)
-    needed = accelerators_of(engine, options)
-    if table.environment_prefixes and needed != accelerators:
+    if table is not None:
+        _check_table(table, options)
+    _check_parts(engine, table, options, accelerators, nodes)
+
+
+def _check_parts(
+    engine: str, table: EngineTable | None, options: Mapping[str, Any], accelerators: int, nodes: int
+) -> None:
+    """Refuse parts that do not make up one replica. Raises `InvalidInputError`."""
+    if nodes > 1 and not spans_nodes(engine):
+        able = ", ".join(name for name in sorted(TABLES) if spans_nodes(name))
         raise InvalidInputError(
-            "accelerators_per_replica",
-            f"{parallel_words(engine, options)} need {needed} for each replica, not {accelerators}",
+            "nodes_per_replica", f"'{engine}' runs on one node; what can run on several at once: {able}"
+        )
+    needed, told = accelerators_of(engine, options), parallel_words(engine, options)
+    if nodes > 1 and needed != nodes * accelerators:
+        raise InvalidInputError(
+            "nodes_per_replica",
+            f"{told} need {needed} accelerators for each replica, and {nodes} nodes with {accelerators} each "
+            f"have {nodes * accelerators}",
+        )
+    counts = table is not None and bool(table.environment_prefixes or needed > 1)
+    if counts and needed != nodes * accelerators:
+        raise InvalidInputError(
+            "accelerators_per_replica", f"{told} need {needed} for each replica, not {accelerators}"
+        )
+
+
+def check_span(nodes: int, asked: Mapping[str, Any], named: Collection[str]) -> None:
+    """Refuse what a replica over several nodes cannot have. Raises `InvalidInputError`."""
+    if nodes <= 1:
+        return
+    for name in ("accelerator", "mps_thread_percent", "mps_memory_bytes"):
+        if asked.get(name) not in (None, "", WHOLE):
+            raise InvalidInputError(name, "a replica over several nodes takes whole accelerators")
+    if named and len(set(named)) < nodes:
+        raise InvalidInputError(
+            "nodes", f"each replica takes {nodes} nodes, and only {len(set(named))} may be used: name more"
         )
 
 
@@ -83,13 +115,14 @@ def default_start_seconds(model: Model) -> int:
     return LEAST_START_SECONDS + model.weights_bytes // SLOW_READ_BYTES_PER_SECOND
 
 
-def default_memory_bytes(model: Model, engine: str) -> int:
+def default_memory_bytes(model: Model, engine: str, *, nodes: int = 1) -> int:
     """Weights, KV for four longest contexts, and a quarter of both for activations and overhead.
 
-    0 where one of them is not known: placement waits then until somebody says it.
+    Of a replica over several nodes the part of each. 0 where one of them is not known: placement waits
+    then until somebody says it.
     """
     # The built-in engine keeps all tokens of layers with a window, too.
     kv = kv_bytes_of(model.planning_config, KvOptions(windows_off=engine == TORCH))
     if not (model.weights_bytes and model.max_context_tokens and isinstance(kv, KvBytes)):
         return 0
-    return (model.weights_bytes + 4 * kv.whole.bytes_at(model.max_context_tokens)) * 5 // 4
+    return (model.weights_bytes + 4 * kv.whole.bytes_at(model.max_context_tokens)) * 5 // 4 // nodes

@@ -73,13 +73,16 @@ def _content_of(deployment: Deployment, wish: ReleaseWish) -> _Content:
     engine = wish.engine or deployment.engine
     check_engine(engine)
     options = dict(deployment.engine_options if wish.engine_options is None else wish.engine_options)
-    check_options(engine, options, deployment.accelerators_per_replica)
+    nodes = deployment.nodes_per_replica
+    check_options(engine, options, deployment.accelerators_per_replica, nodes=nodes)
     if not 0 <= wish.replica_memory_bytes <= MOST_BYTES:
         raise InvalidInputError("replica_memory_bytes", f"give a whole number from 0 to {MOST_BYTES:,}")
     memory_bytes = wish.replica_memory_bytes or deployment.replica_memory_bytes
     if not wish.replica_memory_bytes and model.pk != deployment.model_id:
         # Enough for the old one may be too little for the new one, and the other way round is no harm.
-        memory_bytes = max(memory_bytes, default_memory_bytes(model, engine) if memory_bytes else 0)
+        memory_bytes = max(
+            memory_bytes, default_memory_bytes(model, engine, nodes=nodes) if memory_bytes else 0
+        )
     return _Content(model.pk, engine, memory_bytes, options)
 
 

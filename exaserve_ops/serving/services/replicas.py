@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -17,12 +17,11 @@ from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.hints import ring, ring_all
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.lifecycle import REPLICA
-from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.reach import UNCHECKED, WAITING
 from exaserve_ops.serving.domain.sleep import AWAKE
-from exaserve_ops.serving.models import Deployment, Release, Replica
-from exaserve_ops.serving.services.sleep import note_sleep
+from exaserve_ops.serving.models import Deployment, Release, Replica, ReplicaMember
+from exaserve_ops.serving.selectors.members import ONE_NODE, on_node
 from exaserve_ops.serving.services.slices import lock_slices
 
 
@@ -96,11 +95,13 @@ def place_replicas(placements: Mapping[UUID, Placement], *, actor: str, now: dat
     Raises `IllegalTransitionError` where one of them is no longer pending, and `ConflictError` where a slice
     is taken already.
     """
-    moves = {pk: Move("place", f"on {p.node_name}: {p.why}") for pk, p in placements.items()}
+    moves = {pk: Move("place", f"on {p.where}: {p.why}") for pk, p in placements.items()}
     rows = _lock(placements)
     for row in rows:
         row.node_id = UUID(placements[row.pk].node_id)
+        row.node_count = len(placements[row.pk].node_ids)
         row.start_waits_since, row.start_allowed_at = now, None
+    _make_members(placements)
     lock_slices({pk: placement.accelerator_uuids for pk, placement in placements.items()})
     link = Replica.accelerators.through
     link.objects.filter(replica__in=placements).delete()
@@ -116,6 +117,23 @@ def place_replicas(placements: Mapping[UUID, Placement], *, actor: str, now: dat
         if uuid in known
     )
     return _advance_all(rows, moves, actor=actor, now=now)
+
+
+def _make_members(placements: Mapping[UUID, Placement]) -> None:
+    """Write down the parts of those that run on several nodes."""
+    ReplicaMember.objects.filter(replica__in=placements).delete()
+    ReplicaMember.objects.bulk_create(
+        ReplicaMember(
+            replica_id=pk,
+            number=member.number,
+            node_id=UUID(member.node_id),
+            accelerator_uuids=list(member.accelerator_uuids),
+            adapters=list(member.adapters),
+            reserved_bytes=member.reserved_bytes,
+        )
+        for pk, placement in placements.items()
+        for member in placement.members
+    )
 
 
 @transaction.atomic
@@ -169,7 +187,8 @@ def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
     if replica.status != states.FAILED:
         raise ConflictError(f"replica {replica.name} is {replica.status}; only a failed one restarts")
     replica.generation += 1
-    replica.save(update_fields=["generation"])
+    replica.gang_crashes, replica.gang_retry_at = 0, now if replica.node_count > 1 else None
+    replica.save(update_fields=["generation", "gang_crashes", "gang_retry_at"])
     _forgive(replica)
     record_event(
         subject_of(replica),
@@ -179,38 +198,14 @@ def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
         reason=why,
         generation=replica.generation,
     )
-    ring("node", replica.node_id)
-    ring("deployment", replica.deployment_id)
+    ring_all(hints_of(replica, tells_node=True))
     return replica
-
-
-@transaction.atomic
-def record_observations(
-    observed: Sequence[ObservedReplica], *, node_id: UUID, actor: str, now: datetime
-) -> dict[str, Replica | None]:
-    """Take over what an agent saw of replicas, and move the status of those whose sighting calls for it.
-
-    Returns the rows by id as the agent said it; `None` where no such replica is recorded for that node:
-    the agent runs something that nobody knows, and is told so by its wish.
-    """
-    asked = Replica.objects.filter(pk__in=[seen.replica_id for seen in observed], node=node_id)
-    rows = {str(row.pk): row for row in asked.select_for_update().order_by("pk")}
-    happenings: list[Happening] = []
-    hints: list[tuple[str, object]] = []
-    for seen in observed:
-        row = rows.get(seen.replica_id)
-        if row is not None:
-            happenings += _observe(row, seen, now, hints)
-            row.save()
-    record_events(happenings, actor=actor, now=now)
-    ring_all(hints)
-    return {seen.replica_id: rows.get(seen.replica_id) for seen in observed}
 
 
 @transaction.atomic
 def record_node_lost(node_id: UUID, *, reason: str, actor: str, now: datetime) -> int:
     """Mark what runs on a node that is gone; returns how many replicas became unreachable."""
-    live = Replica.objects.filter(node=node_id).exclude(status=states.STOPPED)
+    live = Replica.objects.filter(on_node(node_id)).exclude(status=states.STOPPED)
     running = [r.pk for r in live if REPLICA.allows(r.status, "node_lost")]
     advance_replicas(dict.fromkeys(running, Move("node_lost", reason)), actor=actor, now=now)
     # The wish stands: they end when the node is back and has seen their process groups gone. Why one
@@ -230,10 +225,22 @@ def retire_lost_node(node_id: UUID, *, reason: str, actor: str, now: datetime) -
     if node.liveness in {ALIVE, SUSPECT}:
         raise ConflictError(f"node {node} is {node.liveness}; drain it and stop its agent first")
     node = retire_node(node_id, reason=reason, actor=actor, now=now)
-    left = Replica.objects.filter(node=node_id).exclude(status=states.STOPPED).values_list("pk", flat=True)
+    left = Replica.objects.filter(ONE_NODE, node=node_id).exclude(status=states.STOPPED)
     move = Move("write_off", f"its node was retired: {reason}")
-    advance_replicas(dict.fromkeys(left, move), actor=actor, now=now)
+    advance_replicas(dict.fromkeys(left.values_list("pk", flat=True), move), actor=actor, now=now)
+    _write_off_members(node_id, reason=reason, actor=actor, now=now)
     return node
+
+
+def _write_off_members(node_id: UUID, *, reason: str, actor: str, now: datetime) -> None:
+    """Close the record of parts that ran on a node; the rest of the whole is stopped, and ends by itself."""
+    parts = ReplicaMember.objects.filter(node=node_id, ended_at=None)
+    for replica in Replica.objects.filter(pk__in=parts.values("replica")).exclude(status=states.STOPPED):
+        why = f"node {Node.objects.get(pk=node_id)} of it was retired: {reason}"
+        if replica.wanted == Replica.Wanted.RUN:
+            let_go_replica(replica.pk, "stop", why=why, actor=actor, now=now)
+        parts.filter(replica=replica).update(ended_at=now, state=states.STOPPED, reason=why, pid=None)
+        ring("gang", replica.pk)
 
 
 def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> Replica:
@@ -262,7 +269,7 @@ def advance_row(replica: Replica, move: Move, now: datetime) -> Happening:
     replica.status_changed_at = now
     if replica.status == states.READY:
         replica.ready_at = now
-        _await_reach(replica)
+        await_reach(replica)
     else:
         replica.slow_since, replica.slow_reason, replica.unroutable_reason = None, "", ""
     if replica.status == states.FAILED:
@@ -291,14 +298,16 @@ def _advance_all(
     for row in rows:
         row.save()
     record_events(happenings, actor=actor, now=now)
-    ring_all(hint for row in rows for hint in _hints_of(row, tells_node=True))
+    ring_all(hint for row in rows for hint in hints_of(row, tells_node=True))
     return rows
 
 
-def _hints_of(replica: Replica, *, tells_node: bool) -> list[tuple[str, object]]:
+def hints_of(replica: Replica, *, tells_node: bool) -> list[tuple[str, object]]:
     """Who has to look at a replica that moved."""
     hints: list[tuple[str, object]] = [("deployment", replica.deployment_id)]
-    if tells_node and replica.node_id is not None:
+    if tells_node and replica.node_count > 1:
+        hints.append(("gang", replica.pk))
+    elif tells_node and replica.node_id is not None:
         hints.append(("node", replica.node_id))
     return hints
 
@@ -313,103 +322,7 @@ def _forgive(replica: Replica) -> None:
     Replica.objects.filter(pk=replica.pk).update(failed_at=None, healing_note="")
 
 
-def _event_of(observed: ObservedReplica, replica: Replica) -> str:
-    """The lifecycle event of a sighting. One that is wanted and being ended is about to start again."""
-    if replica.wanted == Replica.Wanted.RUN and observed.state in {states.STOPPING, states.DRAINING}:
-        return "seen_backing_off"
-    return observed.event
-
-
-def _observe(
-    replica: Replica, seen: ObservedReplica, now: datetime, hints: list[tuple[str, object]]
-) -> list[Happening]:
-    """Take one sighting over into its locked row; returns what happened by it and adds who must look."""
-    happenings = [*_note_exit(replica, seen)]
-    if _note_address(replica, seen, now):
-        hints.append(("routes", replica.pk))
-    _take_over(replica, seen, now)
-    happenings += _note_memory(replica, seen, now)
-    slept, turned = note_sleep(replica, seen, now)
-    happenings += slept
-    if turned:
-        hints += [("routes", replica.pk), ("deployment", replica.deployment_id)]
-    event = _event_of(seen, replica)
-    if REPLICA.allows(replica.status, event):
-        if seen.stalled:
-            happenings.append(Happening(subject_of(replica), "stalled", reason=seen.reason))
-        # Why it was let go stands until the end; any other old reason was about the status before.
-        ending = replica.wanted != Replica.Wanted.RUN
-        reason = seen.reason or (replica.reason if ending else "")
-        happenings.append(advance_row(replica, Move(event, reason), now))
-        # What its agent says changes nothing of what the agent is told, until it is over.
-        hints += _hints_of(replica, tells_node=replica.status == states.STOPPED)
-    elif seen.reason:
-        replica.reason = seen.reason
-    return happenings
-
-
-def _note_exit(replica: Replica, observed: ObservedReplica) -> list[Happening]:
-    ended = observed.last_exit
-    if ended is None or (replica.exit_attempt or 0) >= ended.attempt:
-        return []
-    replica.exit_attempt = ended.attempt
-    replica.exit_code = ended.code
-    replica.exit_signal = ended.signal
-    replica.exit_after_seconds = ended.after_seconds if ended.is_known else None
-    replica.exit_log_tail = list(ended.log_tail)
-    reason = f"attempt {ended.attempt} {ended.sentence()}{_cause_of(ended)}"
-    return [Happening(subject_of(replica), "exited", ("", ""), reason, replica.generation)]
-
-
-_CAUSES = ("stalled", "dead", "not ready", "did not wake")
-
-
-def _cause_of(ended: ObservedExit) -> str:
-    """Why its agent ended it; what ended by itself has said how already."""
-    return f": {ended.why}" if ended.why.startswith(_CAUSES) else ""
-
-
-def _take_over(replica: Replica, observed: ObservedReplica, now: datetime) -> None:
-    replica.observed_generation = max(replica.observed_generation, observed.generation)
-    replica.attempt = observed.attempt
-    replica.restarts = observed.restarts
-    replica.pid = observed.pid
-    replica.ports = list(observed.ports)
-    replica.start_took_seconds = observed.start_took_seconds
-    replica.held_by_pids = list(observed.held_by_pids)
-    if not observed.held_by_pids:
-        replica.held_since = None
-    elif replica.held_since is None:
-        replica.held_since = now
-
-
-def _note_memory(replica: Replica, observed: ObservedReplica, now: datetime) -> list[Happening]:
-    """Write down what memory a launch waits for; the beginning and the end of a wait are events."""
-    wait, since = observed.memory_wait, replica.memory_since
-    replica.memory_wait = None if wait is None else asdict(wait)
-    if (wait is None) == (since is None):
-        return []
-    replica.memory_since = None if wait is None else now
-    if since is None:
-        return [Happening(subject_of(replica), "memory_awaited", reason=observed.reason)]
-    seconds = (now - since).total_seconds()
-    how = f"; {observed.reason}" if observed.reason else ""
-    return [Happening(subject_of(replica), "memory_wait_over", reason=f"after {seconds:.0f} s{how}")]
-
-
-def _await_reach(replica: Replica) -> None:
+def await_reach(replica: Replica) -> None:
     """What was reached before, or not, was another place or another process."""
     serves = replica.role == Replica.Role.SERVING
     replica.reach, replica.unroutable_reason = WAITING if serves else UNCHECKED, ""
-
-
-def _note_address(replica: Replica, observed: ObservedReplica, now: datetime) -> bool:
-    """Take over where it answers; returns whether the routes to one that is ready change by that."""
-    if replica.address == observed.address:
-        return False
-    replica.address = observed.address
-    _await_reach(replica)
-    if replica.status != states.READY or not observed.address:
-        return False
-    replica.ready_at = now
-    return True

@@ -13,7 +13,7 @@ from django.db.models import Count, Max
 
 from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.lib.errors import InvalidInputError
-from exaserve_ops.lib.hints import ring
+from exaserve_ops.lib.hints import ring, ring_all
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.starts import StartLimits, StartPlan
 from exaserve_ops.serving.models import Replica, StagedStart, StartRules
@@ -39,6 +39,8 @@ def carry_out_starts(plan: StartPlan, *, actor: str, now: datetime) -> set[UUID]
         by_reason[one.why].append(one.replica_id)
     for why, replica_ids in by_reason.items():
         waiting.filter(pk__in=replica_ids).exclude(reason=why).update(reason=why)
+    gangs = Replica.objects.filter(pk__in=nodes, node_count__gt=1).values_list("pk", flat=True)
+    ring_all(("gang", pk) for pk in gangs)
     _keep_account(plan, actor=actor, now=now)
     return set(nodes.values())
 

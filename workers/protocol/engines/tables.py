@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from workers.protocol.engines import own, sglang, vllm
-from workers.protocol.engines.option import EngineTable, Options
+from workers.protocol.engines.option import EngineTable, Options, whole
+
+STAGES = "pipeline_stages"
+"""Option of the built-in engine: parts of the model, one on each node."""
 
 TABLES: dict[str, EngineTable] = {
     table.engine: table for table in (own.TORCH_TABLE, vllm.TABLE, sglang.TABLE, own.SIMULATED_TABLE)
@@ -17,6 +20,8 @@ def accelerators_of(engine: str, options: Options) -> int:
             return vllm.ranks(options)
         case sglang.SGLANG:
             return sglang.ranks(options)
+        case own.TORCH:
+            return whole(options, STAGES, 1)
         case _:
             return 1
 
@@ -28,5 +33,12 @@ def parallel_words(engine: str, options: Options) -> str:
             return vllm.parallel_words(options)
         case sglang.SGLANG:
             return sglang.parallel_words(options)
+        case own.TORCH:
+            return f"{STAGES} {whole(options, STAGES, 1)}"
         case _:
             return ""
+
+
+def spans_nodes(engine: str) -> bool:
+    """Whether one replica can run on several nodes at once, with options that say so."""
+    return engine in {vllm.VLLM, sglang.SGLANG} or (engine == own.TORCH and STAGES in own.TORCH_TABLE.by_name)

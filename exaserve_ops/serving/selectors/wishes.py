@@ -1,0 +1,126 @@
+"""Reading of the wishes of nodes: every replica that an agent is told of, as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+from uuid import UUID
+
+from django.db.models import F, QuerySet
+
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.gang_rules import HEAD, order_of
+from exaserve_ops.serving.domain.observed import WantedMember, WantedReplica
+from exaserve_ops.serving.domain.sleep import SleepWish, is_to_sleep
+from exaserve_ops.serving.models import Model, Replica, ReplicaMember
+from exaserve_ops.serving.selectors.members import KNOWN_TO_AGENTS, ONE_NODE, WAITS_TO_START, live_members
+from exaserve_ops.serving.selectors.rooms import wish_of
+
+
+def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
+    """The whole wish of one node, ordered by replica, in five queries; who waits to start is left out."""
+    alone = _read(Replica.objects.filter(ONE_NODE, node=node_id, status__in=KNOWN_TO_AGENTS))
+    wanted = [
+        _wanted(replica, replica.wanted, tuple(sorted(a.uuid for a in replica.accelerators.all())))
+        for replica in alone.exclude(WAITS_TO_START).prefetch_related("accelerators")
+    ]
+    return tuple(sorted([*wanted, *_of_members(node_id)], key=lambda one: one.replica_id))
+
+
+def _read(replicas: QuerySet[Replica]) -> QuerySet[Replica]:
+    return (
+        replicas.select_related("deployment", "release__model")
+        .defer("release__model__config", "release__model__architecture")
+        .annotate(manifest_digest=F("release__model__manifest__digest"))
+        .prefetch_related("release__model__files")
+    )
+
+
+def _of_members(node_id: UUID) -> Iterable[WantedReplica]:
+    """What a node is told of its parts of replicas over several nodes; of those never begun nothing."""
+    here = set(live_members().filter(node=node_id).values_list("replica", flat=True))
+    if not here:
+        return
+    members: dict[UUID, list[ReplicaMember]] = {}
+    for row in ReplicaMember.objects.filter(replica__in=here).select_related("node").order_by("number"):
+        members.setdefault(row.replica_id, []).append(row)
+    for replica in _read(Replica.objects.filter(pk__in=here)):
+        if replica.gang_epoch or replica.wanted != Replica.Wanted.RUN:
+            gang = members[replica.pk]
+            yield _member(replica, gang, next(one for one in gang if one.node_id == node_id))
+
+
+def _member(replica: Replica, gang: list[ReplicaMember], own: ReplicaMember) -> WantedReplica:
+    head = gang[HEAD]
+    order = order_of(
+        own.number,
+        wanted=replica.wanted,
+        hands_over=hands_over(replica),
+        began=replica.gang_began_at is not None,
+        head_ended=head.ended_at is not None,
+    )
+    # What the head told of an earlier start leads nowhere now.
+    tells = own is not head and head.epoch == replica.gang_epoch
+    member = WantedMember(
+        number=own.number,
+        count=len(gang),
+        epoch=replica.gang_epoch,
+        head_address=head.address if tells else "",
+        rendezvous=head.rendezvous if tells else "",
+        hosts=tuple(one.node.address for one in gang),
+        adapters=tuple(own.adapters),
+    )
+    return _wanted(replica, order, tuple(own.accelerator_uuids), member)
+
+
+def hands_over(replica: Replica) -> bool:
+    """Whether it is let go, and its conversations are served there until they have moved."""
+    return replica.status == states.DRAINING and replica.handed_over_at is None
+
+
+def _drain_seconds(replica: Replica) -> float:
+    """What is left for open requests once its conversations have left: the deadline stays what it is."""
+    if replica.handed_over_at is None or replica.drain_deadline_at is None:
+        return float(replica.deployment.drain_seconds)
+    return max(0.0, (replica.drain_deadline_at - replica.handed_over_at).total_seconds())
+
+
+def _wanted(
+    replica: Any,  # noqa: ANN401 - a replica with the digest of its manifest
+    wanted: str,
+    accelerator_uuids: tuple[str, ...],
+    member: WantedMember | None = None,
+) -> WantedReplica:
+    deployment = replica.deployment
+    release = replica.release
+    model = release.model
+    options: dict[str, Any] = dict(release.engine_options)
+    return WantedReplica(
+        replica_id=str(replica.pk),
+        deployment=deployment.name,
+        generation=replica.generation,
+        wanted=Replica.Wanted.RUN if member is None and hands_over(replica) else wanted,
+        model_name=deployment.served_name,
+        model_digest=model.digest,
+        model_source=model.source,
+        model_files=tuple((f.path, f.size_bytes, f.sha256) for f in model.files.all()),
+        engine=release.engine,
+        engine_options=options,
+        accelerator_uuids=accelerator_uuids,
+        memory_bytes=replica.memory_bytes,
+        drain_seconds=_drain_seconds(replica),
+        start_seconds=float(deployment.start_seconds),
+        stall_seconds=float(deployment.stall_seconds),
+        mps=wish_of(deployment).mps,
+        manifest_digest=replica.manifest_digest if model.storage == Model.Storage.NODE else "",
+        member=member,
+        asleep=member is None
+        and is_to_sleep(
+            SleepWish(
+                deployment.standbys_sleep,
+                replica.role == Replica.Role.STANDBY and replica.wanted == Replica.Wanted.RUN,
+                release.engine,
+                options,
+            )
+        ),
+    )
