@@ -64,7 +64,7 @@ class CeleryAgentLink:
             lease_epoch=lease_epoch,
             deadline_seconds=COMMAND_SECONDS,
             revision=revision,
-            replicas=tuple(self._spec(replica) for replica in replicas),
+            replicas=tuple(_spec(replica, self._gang_member(replica)) for replica in replicas),
         )
         self._send(node_id, command)
 
@@ -209,33 +209,6 @@ class CeleryAgentLink:
             ),
         )
 
-    def _spec(self, wanted: WantedReplica) -> ReplicaSpec:
-        return ReplicaSpec(
-            replica_id=wanted.replica_id,
-            deployment=wanted.deployment,
-            generation=wanted.generation,
-            wanted=WantedState(wanted.wanted),
-            model=ModelRef(
-                name=wanted.model_name,
-                digest=wanted.model_digest,
-                source=wanted.model_source,
-                files=tuple(
-                    ModelFile(path=path, size_bytes=size, sha256=digest)
-                    for path, size, digest in wanted.model_files
-                ),
-                manifest_digest=wanted.manifest_digest,
-            ),
-            engine=wanted.engine,
-            engine_options=wanted.engine_options,
-            accelerator_uuids=wanted.accelerator_uuids,
-            memory_bytes=wanted.memory_bytes,
-            drain_seconds=wanted.drain_seconds,
-            start_seconds=wanted.start_seconds,
-            stall_seconds=wanted.stall_seconds,
-            mps=_mps_limits(wanted.mps),
-            member=self._gang_member(wanted),
-        )
-
     def _gang_member(self, wanted: WantedReplica) -> GangMember | None:
         member = wanted.member
         if member is None:
@@ -273,6 +246,34 @@ class CeleryAgentLink:
 
 def _new_id() -> str:
     return str(uuid.uuid4())
+
+
+def _spec(wanted: WantedReplica, member: GangMember | None = None) -> ReplicaSpec:
+    return ReplicaSpec(
+        replica_id=wanted.replica_id,
+        deployment=wanted.deployment,
+        generation=wanted.generation,
+        wanted=WantedState(wanted.wanted),
+        model=ModelRef(
+            name=wanted.model_name,
+            digest=wanted.model_digest,
+            source=wanted.model_source,
+            files=tuple(
+                ModelFile(path=path, size_bytes=size, sha256=digest)
+                for path, size, digest in wanted.model_files
+            ),
+            manifest_digest=wanted.manifest_digest,
+        ),
+        engine=wanted.engine,
+        engine_options=wanted.engine_options,
+        accelerator_uuids=wanted.accelerator_uuids,
+        memory_bytes=wanted.memory_bytes,
+        drain_seconds=wanted.drain_seconds,
+        start_seconds=wanted.start_seconds,
+        stall_seconds=wanted.stall_seconds,
+        mps=_mps_limits(wanted.mps),
+        member=member,
+    )
 
 
 def _mps_limits(share: MpsShare | None) -> MpsLimits | None:

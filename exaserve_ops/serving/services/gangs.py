@@ -55,7 +55,7 @@ def settle_gang(replica_id: UUID, *, actor: str, now: datetime) -> SettledGang |
         return None
     step = plan_gang_step(gang_facts(replica, members), now=now)
     before = (replica.status, replica.reason)
-    happenings = [] if step is None else _take(replica, step, now)
+    happenings = [] if step is None else take_step(replica, step, now)
     if happenings or (step is not None and (replica.status, replica.reason) != before):
         replica.save()
         record_events(happenings, actor=actor, now=now)
@@ -66,7 +66,7 @@ def settle_gang(replica_id: UUID, *, actor: str, now: datetime) -> SettledGang |
     return SettledGang(step, node_ids, is_at_rest=rests or given_up)
 
 
-def _take(replica: Replica, step: GangStep, now: datetime) -> list[Happening]:
+def take_step(replica: Replica, step: GangStep, now: datetime) -> list[Happening]:
     """Take one step into the locked row; returns what happened by it."""
     match step:
         case Begin():
@@ -101,10 +101,11 @@ def _begin(replica: Replica, step: Begin, now: datetime) -> list[Happening]:
 
 def _move(replica: Replica, event: str, why: str, now: datetime) -> list[Happening]:
     """Move its status where the event does, else write down the reason alone."""
+    ending = replica.wanted != Replica.Wanted.RUN and event != "stop"
+    if ending:
+        why = replica.reason  # why it was let go stands until the end
     if event and REPLICA.allows(replica.status, event):
-        # Why it was let go stands until the end.
-        ending = replica.wanted != Replica.Wanted.RUN
-        return [advance_row(replica, Move(event, why or (replica.reason if ending else "")), now)]
+        return [advance_row(replica, Move(event, why), now)]
     replica.reason = why or replica.reason
     return []
 
