@@ -273,6 +273,7 @@ def _spec(wanted: WantedReplica, member: GangMember | None = None) -> ReplicaSpe
         stall_seconds=wanted.stall_seconds,
         mps=_mps_limits(wanted.mps),
         member=member,
+        asleep=wanted.asleep,
     )
 
 

@@ -34,6 +34,8 @@ class ScriptedNode:
     sequence: int = 0
     lease_epoch: int = 0
     accelerator_bytes: int = 8 * GIB
+    engines: tuple[str, ...] = ("simulated",)
+    labels: dict[str, str] = field(default_factory=dict)
 
     def enrol(self) -> Node:
         domain = FailureDomain.objects.create(kind="host", name=self.name)
@@ -57,7 +59,8 @@ class ScriptedNode:
                 hostname=self.name,
                 address="127.0.0.1",
                 accelerators=(accelerator,),
-                engines=("simulated",),
+                engines=self.engines,
+                labels=self.labels,
             )
         )
 

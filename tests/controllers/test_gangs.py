@@ -1,0 +1,208 @@
+"""A replica over several nodes is placed, started, restarted and ended as one, over real stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+import redis
+
+from exaserve_ops.audit.models import Event
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.services.drain import drain_node
+from exaserve_ops.lib import clock
+from exaserve_ops.routing.selectors import routes
+from exaserve_ops.serving.models import Deployment, Replica, ReplicaMember
+from exaserve_ops.serving.selectors import node_rooms
+from exaserve_ops.serving.services.deployments import delete_deployment, scale_deployment
+from exaserve_ops.serving.services.replicas import restart_replica, retire_lost_node
+from tests.fakes.fleet import GIB
+from tests.fakes.gang_fleet import GangFleet
+from tests.fakes.leader import leading
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def fleet(redis_client: redis.Redis) -> Iterator[GangFleet]:
+    with leading(redis_client) as leader:
+        yield GangFleet(leader, redis_client)
+
+
+def promised() -> dict[str, int]:
+    """GiB promised on each node, and it counts replicas there."""
+    [deployment] = Deployment.objects.all()
+    rooms = node_rooms(deployment.pk, now=clock.now())
+    return {room.name: sum(a.reserved_bytes for a in room.accelerators) for room in rooms if room.replicas}
+
+
+def test_members_are_placed_in_one_supernode_told_of_each_other_and_ready_as_one(fleet: GangFleet) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    head, other = fleet.of(replica)
+    assert {head.node.labels["supernode"], other.node.labels["supernode"]} == {"s0"}
+    assert replica.reason == ""
+    assert (str(replica.node_id), replica.node_count) == (head.node.node_id, 2)
+    assert [one.member.number for one in (head, other)] == [0, 1]
+    assert {one.member.epoch for one in (head, other)} == {1}
+    assert {len(one.launched) for one in (head, other)} == {1}
+    assert other.member.head_address == replica.address == "127.0.0.1:41000"
+    assert (head.member.head_address, head.member.rendezvous) == ("", "")
+    assert other.member.rendezvous == "127.0.0.1:41001"
+    assert head.member.hosts == ("127.0.0.1", "127.0.0.1")
+    assert head.member.key == other.member.key != ""
+    assert str(replica.pk) in routes()
+    assert promised().keys() == {"n0", "n1"}, "memory is promised on both"
+    assert [event.reason for event in Event.objects.filter(event="start_begun")] == [
+        "start 1 of the whole, on 2 nodes"
+    ]
+
+
+def test_no_supernode_with_room_is_said_with_numbers(fleet: GangFleet) -> None:
+    fleet.deploy(nodes_per_replica=4)
+    replica = fleet.until("pending")
+    fleet.round()
+    replica.refresh_from_db()
+    assert replica.reason == (
+        "2 of 4 nodes free in supernode s0, which has no more; "
+        "2 of 4 nodes free in supernode s1, which has no more"
+    )
+
+
+def test_death_of_a_member_ends_the_whole_and_starts_it_again_with_the_next_epoch(fleet: GangFleet) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    head, other = fleet.of(replica)
+    other.die()
+    replica = fleet.until("backing_off")
+    assert replica.reason == (
+        f"crash 1 of 6: start 1: node {other.node.name}, member 1 of 2: killed by signal 9 after 4.0 s"
+    )
+    assert str(replica.pk) not in routes()
+    told = Event.objects.filter(event="exited", subject_id=str(replica.pk)).values_list("reason", flat=True)
+    assert list(told) == [f"node {other.node.name}, member 1 of 2: attempt 1 killed by signal 9 after 4.0 s"]
+    fleet.round()
+    assert head.running == 0, "what is left of it stops before the next start"
+    _pass_back_off(replica)
+    replica = fleet.until("ready")
+    assert (replica.gang_epoch, head.running, other.running) == (2, 2, 2)
+    assert head.launched == other.launched == {1: 1, 2: 2}
+
+
+def test_another_leader_goes_on_in_the_middle_of_a_restart(
+    fleet: GangFleet, redis_client: redis.Redis
+) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    fleet.of(replica)[1].die()
+    replica = fleet.until("backing_off")
+    with leading(redis_client) as another:
+        fleet.leader = another
+        for one in fleet.nodes:
+            one.node.say_hello()
+        fleet.round()
+        _pass_back_off(replica)
+        replica = fleet.until("ready")
+        assert replica.gang_epoch == 2
+        assert [one.running for one in fleet.of(replica)] == [2, 2]
+
+
+def test_half_a_start_is_ended_when_its_time_is_up(fleet: GangFleet) -> None:
+    fleet.deploy()
+    fleet.nodes[1].is_stuck = fleet.nodes[0].is_stuck = True
+    replica = fleet.until("loading")
+    Replica.objects.filter(pk=replica.pk).update(gang_ready_by=clock.now() - timedelta(seconds=1))
+    replica = fleet.until("backing_off")
+    assert "not all ready after" in replica.reason
+    assert "member 0 of 2: loading" in replica.reason
+    fleet.round()
+    assert [one.running for one in fleet.of(replica)] == [0, 0]
+
+
+def test_death_of_a_members_node_moves_the_whole_and_frees_what_it_held(fleet: GangFleet) -> None:
+    fleet.deploy()
+    lost = fleet.until("ready")
+    head, other = fleet.of(lost)
+    fleet.leader.lose(other.node.node_id)
+    fleet.rounds(3, other.node.name)
+    lost.refresh_from_db()
+    assert lost.status == "stopping"
+    assert f"{other.node.name} is gone, and with it a part of the whole" in lost.reason
+    assert head.running == 0
+    assert promised().keys() == {other.node.name, "n2", "n3"}
+    [new] = Replica.objects.exclude(pk=lost.pk)
+    fleet.rounds(3, other.node.name)
+    new.refresh_from_db()
+    assert new.status == "ready"
+    assert {one.node.labels["supernode"] for one in fleet.of(new)} == {"s1"}
+    retire_lost_node(
+        Node.objects.get(name=other.node.name).pk, reason="broken", actor="user:x", now=clock.now()
+    )
+    fleet.round(other.node.name)
+    lost.refresh_from_db()
+    assert lost.status == "stopped"
+
+
+def test_node_that_is_emptied_is_left_by_the_whole_once_its_successor_answers(fleet: GangFleet) -> None:
+    fleet.deploy()
+    old = fleet.until("ready")
+    _, other = fleet.of(old)
+    drain_node(
+        Node.objects.get(name=other.node.name).pk, reason="update", actor="user:x", now=clock.now(),
+        deadline_at=clock.now() + timedelta(hours=1),
+    )  # fmt: skip
+    fleet.rounds(6)
+    old.refresh_from_db()
+    assert old.status in {"draining", "stopping", "stopped"}
+    new = Replica.objects.exclude(pk=old.pk).get()
+    assert new.status == "ready"
+    fleet.rounds(4)
+    old.refresh_from_db()
+    assert old.status == "stopped"
+    assert set(old.members.filter(ended_at=None)) == set()
+    assert all(one.forgotten for one in fleet.of(old))
+    assert promised().keys() == {"n2", "n3"}
+
+
+def test_scaling_and_deleting_end_all_members(fleet: GangFleet) -> None:
+    deployment = fleet.deploy(replicas=2)
+    fleet.rounds(6)
+    assert list(Replica.objects.values_list("status", flat=True)) == ["ready", "ready"]
+    assert set(promised().values()) == {promised()["n0"]}
+    scale_deployment(deployment.pk, replicas=1, actor="user:x", now=clock.now())
+    fleet.rounds(6)
+    assert sorted(Replica.objects.values_list("status", flat=True)) == ["ready", "stopped"]
+    delete_deployment(deployment.pk, actor="user:x", now=clock.now())
+    fleet.rounds(8)
+    deployment.refresh_from_db()
+    assert deployment.status == "deleted"
+    assert not any(one.running for one in fleet.nodes)
+    assert not ReplicaMember.objects.filter(ended_at=None).exists()
+
+
+def test_given_up_it_is_started_again_by_a_person_with_a_new_epoch(fleet: GangFleet) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    Node.objects.update(cordoned=True)  # or healing would make another one
+    Replica.objects.filter(pk=replica.pk).update(gang_crashes=5)
+    fleet.of(replica)[0].die()
+    replica = fleet.until("failed")
+    assert replica.reason.startswith("ended 6 times in a row, given up: start 1: node n0, member 0 of 2: ")
+    fleet.round()
+    assert not any(one.running for one in fleet.nodes)
+    restart_replica(replica.pk, why="fixed", actor="user:x", now=clock.now())
+    replica = fleet.until("ready")
+    assert (replica.gang_epoch, replica.gang_crashes) == (2, 0)
+
+
+def _pass_back_off(replica: Replica) -> None:
+    assert replica.gang_retry_at is not None
+    Replica.objects.filter(pk=replica.pk).update(gang_retry_at=clock.now())
+
+
+def test_promises_of_a_member_are_of_one_node(fleet: GangFleet) -> None:
+    fleet.deploy()
+    fleet.until("ready")
+    rooms = promised()
+    assert rooms["n0"] == rooms["n1"] >= GIB
