@@ -108,11 +108,12 @@ class FleetState:
             return list(self._nodes.values())
 
     def observed(self) -> Iterator[tuple[NodeView, ObservedReplica]]:
-        """Every replica of every newest heartbeat."""
+        """Every replica of every newest heartbeat; one over several nodes once, as its head shows it."""
         for view in self.nodes():
             if view.heartbeat is not None:
                 for replica in view.heartbeat.replicas:
-                    yield view, replica
+                    if not replica.member_number:
+                        yield view, replica
 
 
 def fingerprint(replica: ObservedReplica) -> Fingerprint:

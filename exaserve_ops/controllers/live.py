@@ -251,7 +251,14 @@ def _node_facts(view: NodeView, heartbeat: HeartbeatReport, weights: Mapping[str
     return NodeFacts(
         node_id=view.node_id,
         received_at_seconds=view.last_report_unix_seconds or 0.0,
-        replicas=tuple([_facts(seen, weights.get(seen.replica_id)) for seen in heartbeat.replicas]),
+        # Of one over several nodes the head alone answers, so it alone has a load.
+        replicas=tuple(
+            [
+                _facts(seen, weights.get(seen.replica_id))
+                for seen in heartbeat.replicas
+                if not seen.member_number
+            ]
+        ),
     )
 
 

@@ -72,7 +72,16 @@ class DeploymentForm(EngineLines):
         label="Memory per replica, MiB",
         help_text="Empty: weights, KV for four longest contexts, and a quarter on top.",
     )
-    accelerators_per_replica = forms.IntegerField(min_value=1, initial=1)
+    accelerators_per_replica = forms.IntegerField(
+        min_value=1, initial=1, help_text="On each node that it runs on."
+    )
+    nodes_per_replica = forms.IntegerField(
+        min_value=1,
+        max_value=BOUNDS["nodes_per_replica"][1],
+        initial=1,
+        required=False,
+        help_text="More than 1: it runs on so many nodes of one supernode at once, and memory is of each.",
+    )
     accelerator = forms.ChoiceField(
         required=False, help_text="A slice belongs to one replica; cards may hold several."
     )

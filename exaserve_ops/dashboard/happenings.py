@@ -54,6 +54,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
     "replica": {
         "place": "was given a node",
         "unplace": "lost its node",
+        "start_begun": "is started on all its nodes",
         "seen_waiting": "waits to be launched",
         "seen_starting": "is starting",
         "seen_loading": "is loading",

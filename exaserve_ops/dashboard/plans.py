@@ -166,7 +166,7 @@ def _line(step: Step, known: Mapping[str, ReplicaFacts]) -> PlanLine | None:
     match step:
         case Place():
             verb = "create" if step.replica_id.startswith("new-") else "place"
-            where = f"on {step.placement.node_name}"
+            where = f"on {step.placement.where}"
             return PlanLine(verb, "good", known[step.replica_id].name, where, step.why)
         case Wait():
             return PlanLine("wait", "warn", known[step.replica_id].name, "fits nowhere", step.why)
@@ -192,7 +192,7 @@ def _healing_line(
         case Promote():
             return PlanLine("promote", "good", name, f"instead of {known[step.instead_of].name}", step.why)
         case Replace():
-            return PlanLine("replace", "good", name, f"by a new one on {step.placement.node_name}", step.why)
+            return PlanLine("replace", "good", name, f"by a new one on {step.placement.where}", step.why)
         case Quarantine():
             return PlanLine("quarantine", "bad", ", ".join(step.accelerator_uuids), f"of {name}", step.why)
         case Hold():

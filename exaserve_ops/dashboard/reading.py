@@ -19,7 +19,8 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.reach import CLOSED
-from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.models import Replica, ReplicaMember
+from exaserve_ops.serving.selectors.members import on_node
 from exaserve_ops.sessions.domain.handover import LeavingReplica
 from exaserve_ops.sessions.models import InferenceSession
 from exaserve_ops.sessions.selectors import ACTIVE_FOR
@@ -37,11 +38,15 @@ LOAD_SECONDS = 10.0
 def nodes_with_counts() -> QuerySet[Node]:
     """Nodes with rack, and how many replicas and accelerators each has."""
     live = ~Q(replicas__status=states.STOPPED) & Q(replicas__isnull=False)
+    parts = Q(replica_members__number__gt=0, replica_members__ended_at=None) & ~Q(
+        replica_members__replica__status=states.STOPPED
+    )
     return Node.objects.select_related("failure_domain__parent__parent").annotate(
-        replica_count=Count("replicas", live, distinct=True),
+        replica_count=Count("replicas", live, distinct=True) + Count("replica_members", parts, distinct=True),
         ready_count=Count(
             "replicas", Q(replicas__status=states.READY) & ~Q(replicas__reach__in=CLOSED), distinct=True
-        ),
+        )
+        + Count("replica_members", parts & Q(replica_members__replica__status=states.READY), distinct=True),
         accelerator_count=Count("accelerators", Q(accelerators__split=False), distinct=True),
     )
 
@@ -63,7 +68,7 @@ class DrainProgress:
 
 def drain_of(node: Node) -> DrainProgress:
     """How far the draining of a node is, in three queries."""
-    here = Replica.objects.filter(node=node).exclude(status=states.STOPPED)
+    here = Replica.objects.filter(on_node(node.pk)).exclude(status=states.STOPPED)
     counts = here.aggregate(
         left=Count("pk"), leaving=Count("pk", filter=Q(status__in=(states.DRAINING, states.STOPPING)))
     )
@@ -97,6 +102,11 @@ def leaving_of(replica: Replica) -> LeavingReplica | None:
         moves_underway=progress.moves_underway,
         has_targets=True,
     )
+
+
+def members_of(replica: Replica) -> list[ReplicaMember]:
+    """The parts of a replica, if it runs on several nodes."""
+    return list(replica.members.select_related("node")) if replica.node_count > 1 else []
 
 
 def replicas_with_places() -> QuerySet[Replica]:

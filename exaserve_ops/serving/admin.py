@@ -26,6 +26,7 @@ from exaserve_ops.serving.models import (
     NodeWish,
     Release,
     Replica,
+    ReplicaMember,
     StagedStart,
     StartRules,
 )
@@ -97,6 +98,7 @@ class DeploymentForm(forms.ModelForm[Deployment]):
             "engine_options",
             "replica_memory_bytes",
             "accelerators_per_replica",
+            "nodes_per_replica",
             "drain_seconds",
             "start_seconds",
         )
@@ -106,7 +108,7 @@ class DeploymentForm(forms.ModelForm[Deployment]):
         if kwargs.get("instance") is not None:
             self.initial["nodes"] = " ".join(self.instance.placement.get("nodes", ()))
             self.initial["read_generation"] = self.instance.generation
-        for name in ("served_name", "replica_memory_bytes"):
+        for name in ("served_name", "replica_memory_bytes", "nodes_per_replica"):
             if name in self.fields:
                 self.fields[name].required = False
 
@@ -134,7 +136,8 @@ class DeploymentAdmin(ServiceAdmin[Deployment]):
         if obj is None:
             return ()
         fixed = ("name", "model", "served_name", "engine", "engine_options", "replica_memory_bytes")
-        return (*fixed, "accelerators_per_replica", "status", "generation", "created_at", "updated_at")
+        parts = ("accelerators_per_replica", "nodes_per_replica")
+        return (*fixed, *parts, "status", "generation", "created_at", "updated_at")
 
     def get_fields(
         self, request: HttpRequest, obj: Deployment | None = None
@@ -235,6 +238,16 @@ class ReplicaAdmin(ReadOnlyAdmin[Replica]):
                 self.message_user(request, f"{replica.name}: asked for")
 
 
+@admin.register(ReplicaMember)
+class ReplicaMemberAdmin(ReadOnlyAdmin[ReplicaMember]):
+    """Parts of replicas that run on several nodes."""
+
+    list_display = ("replica", "number", "node", "state", "epoch", "reason", "ended_at")
+    list_filter = ("state",)
+    list_select_related = ("replica", "node")
+    search_fields = ("replica__name", "node__name")
+
+
 @admin.register(Release)
 class ReleaseAdmin(ReadOnlyAdmin[Release]):
     """What replicas run; immutable, made by rollouts."""
@@ -304,6 +317,7 @@ def _create(wish: dict[str, Any], nodes: tuple[str, ...], actor: str) -> UUID:
             nodes=nodes,
             replica_memory_bytes=wish["replica_memory_bytes"] or 0,
             accelerators_per_replica=wish["accelerators_per_replica"],
+            nodes_per_replica=wish["nodes_per_replica"] or 1,
             drain_seconds=wish["drain_seconds"],
             start_seconds=wish["start_seconds"],
         ),

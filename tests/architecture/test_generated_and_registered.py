@@ -24,6 +24,7 @@ from exaserve_ops.serving.models import (
     ModelFile,
     ModelManifest,
     NodeWish,
+    ReplicaMember,
     StartRules,
 )
 from exaserve_ops.telemetry.models import NodeMinute, ReplicaMinute
@@ -51,6 +52,7 @@ NOT_OVER_REST = {
     **dict.fromkeys(
         (NodeStore, NodeWeights, WeightsClaim, PrewarmPolicy), "shown with the weights of models"
     ),
+    ReplicaMember: "shown with its replica",
     ReleaseAnswers: "judged by gates, drawn on pages",
     ReplicaMinute: "drawn on pages",
     NodeMinute: "shown as the history of its node",

@@ -9,6 +9,7 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
+from exaserve_ops.api.serializers.members import ReplicaMemberSerializer
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_BYTES, MOST_PERCENT
@@ -120,6 +121,7 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             "engine_options",
             "replica_memory_bytes",
             "accelerators_per_replica",
+            "nodes_per_replica",
             "accelerator",
             "slice_memory_bytes",
             "mps_thread_percent",
@@ -233,6 +235,12 @@ _SLEEP = (
 )
 
 
+_NODES = (
+    "More than 1: each replica runs on so many nodes of one supernode at once, with its accelerators and"
+    " memory on each; the engine's parallel sizes must make up as many accelerators."
+)
+
+
 class DeploymentRequestSerializer(StrictSerializer):
     """Asks for a new deployment."""
 
@@ -247,7 +255,10 @@ class DeploymentRequestSerializer(StrictSerializer):
         min_value=0, max_value=MOST_BYTES, required=False, default=0, help_text="0: computed from the model."
     )
     accelerators_per_replica = serializers.IntegerField(
-        min_value=1, max_value=1024, required=False, default=1
+        min_value=1, max_value=1024, required=False, default=1, help_text="On each node of a replica."
+    )
+    nodes_per_replica = serializers.IntegerField(
+        min_value=1, max_value=64, required=False, default=1, help_text=_NODES
     )
     drain_seconds = _seconds(default=60)
     start_seconds = _seconds(default=0, help_text="0: computed from the size of the weights.")
@@ -362,6 +373,9 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
     accelerators: serializers.SlugRelatedField[Accelerator] = serializers.SlugRelatedField(
         "uuid", many=True, read_only=True
     )
+    members = ReplicaMemberSerializer(
+        many=True, read_only=True, help_text="Its parts, if it runs on several nodes; the first is its head."
+    )
 
     class Meta:
         model = Replica
@@ -377,6 +391,13 @@ class ReplicaSerializer(serializers.ModelSerializer[Replica]):
             "node_name",
             "accelerators",
             "memory_bytes",
+            "node_count",
+            "gang_epoch",
+            "gang_began_at",
+            "gang_ready_by",
+            "gang_retry_at",
+            "gang_crashes",
+            "members",
             "role",
             "replaces",
             "wanted",

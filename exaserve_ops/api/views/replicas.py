@@ -42,9 +42,9 @@ class ReplicaViewSet(ReadableViewSet[Replica]):
     }
 
     def get_queryset(self) -> QuerySet[Replica]:
-        """Replicas with what they point to, in two queries."""
+        """Replicas with what they point to, in four queries."""
         related = Replica.objects.select_related("deployment", "release__model", "node")
-        return related.prefetch_related("accelerators")
+        return related.prefetch_related("accelerators", "members__node")
 
     @extend_schema(responses=ReplicaDetailSerializer)
     def retrieve(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature

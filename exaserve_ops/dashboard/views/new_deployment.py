@@ -151,6 +151,7 @@ def _wish_of(data: dict[str, Any]) -> DeploymentWish:
         nodes=tuple(node.name for node in data["nodes"]),
         replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
         accelerators_per_replica=data["accelerators_per_replica"],
+        nodes_per_replica=data["nodes_per_replica"] or 1,
         accelerator=data["accelerator"] or ANY,
         slice_memory_bytes=(data["slice_memory_mib"] or 0) * MIB,
         mps_thread_percent=data["mps_thread_percent"] or 0,

@@ -41,6 +41,7 @@ from exaserve_ops.inventory.services.quarantine import lift_quarantine
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.selectors.members import on_node
 from exaserve_ops.serving.services.replicas import retire_lost_node
 from exaserve_ops.telemetry.selectors import history_of_node
 
@@ -99,7 +100,7 @@ def node(request: HttpRequest, node_id: UUID) -> HttpResponse:
     """Show one node."""
     found = get_object_or_404(nodes_with_counts(), pk=node_id)
     telemetry = live_reader().read_node(str(node_id))
-    replicas = replicas_with_places().filter(node=node_id).exclude(status=states.STOPPED)
+    replicas = replicas_with_places().filter(on_node(node_id)).exclude(status=states.STOPPED)
     context = {
         "title": f"{found.liveness} · {found.name}",
         "node": found,
@@ -156,7 +157,7 @@ def node_machine(request: HttpRequest, node_id: UUID) -> HttpResponse:
 @requires("inventory.view_node")
 def node_figure(request: HttpRequest, node_id: UUID) -> HttpResponse:
     """Answer the last hour of the node's replicas, as a Plotly figure of `?columns=` columns."""
-    live = replicas_with_places().filter(node=node_id).exclude(status=states.STOPPED)
+    live = replicas_with_places().filter(on_node(node_id)).exclude(status=states.STOPPED)
     names = dict(live.values_list("pk", "name"))
     now = clock.now()
     minutes = minutes_of(list(names), since=now - HISTORY)

@@ -23,6 +23,7 @@ from exaserve_ops.dashboard.reading import (
     history_of,
     leaving_of,
     load_of,
+    members_of,
     replicas_with_places,
     with_loads,
 )
@@ -45,6 +46,7 @@ MAX_LOADS = 200
 MAX_NODE_OPTIONS = 100
 """Of a drop-down: a longer one is of use to nobody."""
 HISTORY = timedelta(hours=3)
+_PARTS = {"told": "replicas/told.html", "members": "replicas/members.html"}
 _PANELS = (
     ("KV pool used", "ratio", "kv_used_ratio_max", 1.0),
     ("TTFT p95", "seconds", "ttft_p95_seconds_max", None),
@@ -139,8 +141,8 @@ def replica_drawer(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 @require_safe
 @requires("serving.view_replica")
 def replica_state(request: HttpRequest, replica_id: UUID) -> HttpResponse:
-    """Show a replica's state and figures again, or with `?part=told` what its engine tells beside."""
-    part = "replicas/told.html" if request.GET.get("part") == "told" else "replicas/state.html"
+    """Show a replica's state and figures again, or the `?part=` of what its engine tells or its members."""
+    part = _PARTS.get(request.GET.get("part", ""), "replicas/state.html")
     return render(request, part, _replica_context(replica_id))
 
 
@@ -210,6 +212,7 @@ def _replica_context(replica_id: UUID) -> dict[str, Any]:
         "title": f"{found.status.replace('_', ' ')} · {found.name}",
         "replica": found,
         "accelerators": found.accelerators.all(),
+        "members": members_of(found),
         "live": live,
         "load": load,
         "told": told_of(load),

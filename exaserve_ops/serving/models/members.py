@@ -55,3 +55,14 @@ class ReplicaMember(models.Model):
     def __str__(self) -> str:
         """Return its replica and number."""
         return f"{self.replica} member {self.number}"
+
+    @property
+    def cards(self) -> list[tuple[str, str]]:
+        """Each accelerator, and the network adapter next to it."""
+        adapters = [*self.adapters, *[""] * len(self.accelerator_uuids)]
+        return list(zip(self.accelerator_uuids, adapters, strict=False))
+
+    @property
+    def state_words(self) -> str:
+        """What its agent said last, for people."""
+        return self.state.replace("_", " ")
