@@ -74,8 +74,8 @@ search: venv-dev ## The tests that draw their examples, with examples never trie
 outages: venv-dev ## Take stores, leaders and nodes away, and see the fleet come back: minutes.
 	@$(BIN)/python -m pytest -m outage tests/system $(ARGS)
 
-namespaces: venv-dev ## Weights and pipeline stages over slow links that are made for it, with faults: three minutes. Needs root.
-	@$(BIN)/python -m pytest -m namespaces tests/weights tests/engines $(ARGS)
+namespaces: venv-dev ## Weights and pipeline stages over slow and cut links that are made for it, with faults: minutes. Needs root.
+	@$(BIN)/python -m pytest -m namespaces tests/weights tests/engines tests/agent $(ARGS)
 
 rollouts: venv-dev ## Roll releases over 256 simulated nodes with faults, 1,000 times: half an hour. Fewer: EXAOPS_ROLLOUT_SEEDS=50
 	@$(BIN)/python -m pytest -m rollouts tests/rollouts/test_rollout_simulation.py -n $(WORKERS) \

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.fakes.node import make_spec, wait_for
 from workers.protocol.observed import ObservedState, ReplicaObserved
 from workers.protocol.wish import GangMember, ReplicaSpec, WantedState
@@ -80,9 +82,17 @@ class Gang:
             raise AssertionError(f"{error}; {self.seen(0)}; {self.seen(1)}") from error
 
     def wait_states(self, *states: ObservedState, seconds: float = 60.0) -> None:
-        """Do rounds until both are in these states, of the newest start."""
+        """Do rounds until both are in these states, of the newest start, or one has failed in it."""
+
+        def reached() -> bool:
+            both = [self.seen(number) for number in (0, 1)]
+            failed = [s.reason for s in both if s.state is ObservedState.FAILED and s.epoch == self.epoch]
+            if failed and ObservedState.FAILED not in states:
+                pytest.fail(f"start {self.epoch}: {failed[0]}; {both}")
+            return self.states == states and all(seen.epoch == self.epoch for seen in both)
+
         self.wait(
-            lambda: self.states == states and all(self.seen(n).epoch == self.epoch for n in (0, 1)),
+            reached,
             f"start {self.epoch}: {[state.value for state in states]}",
             seconds=seconds,
         )
