@@ -17,13 +17,13 @@ from uuid import UUID
 from django.db import DatabaseError
 
 from exaserve_ops.controllers.fleet_state import FleetState
+from exaserve_ops.controllers.trials import TrialTurn
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
-from exaserve_ops.serving.domain.lifecycle import DELETED, READY
+from exaserve_ops.serving.domain.lifecycle import DELETED
 from exaserve_ops.serving.domain.observed import ReplicaLoad
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.serving.services.replicas import replace_replica
 from exaserve_ops.validation.domain import catalogue
 from exaserve_ops.validation.domain import driving as do
 from exaserve_ops.validation.domain.asking import (
@@ -32,12 +32,16 @@ from exaserve_ops.validation.domain.asking import (
     AskAll,
     Finding,
     LaunchAgain,
+    Launched,
+    LaunchWith,
     Load,
     LookAtLoad,
     Need,
     Procedure,
     Reply,
     Rest,
+    SetAsleep,
+    Slept,
 )
 from exaserve_ops.validation.domain.lifecycle import FAILED
 from exaserve_ops.validation.domain.model_checks import MODEL_JUDGES, judge_agreement, judge_hashing
@@ -161,7 +165,7 @@ class ValidationDriver:
     def _begin(self, validation: Validation, position: int) -> None:
         check = validation.checks.get(position=position)
         begin_check(validation, position, now=clock.now())
-        procedure = PROCEDURES[check.name](subject_of_check(validation, check.engine))
+        procedure = PROCEDURES[check.name](subject_of_check(validation, check.engine, check.name))
         self._runs[validation.pk] = _Run(position, procedure)
 
     # -- a check that runs ---------------------------------------------------------------------------
@@ -178,7 +182,7 @@ class ValidationDriver:
         except StopIteration as ended:
             finding: Finding = ended.value
             return finding
-        run.since_seconds, run.futures, run.ended = time.monotonic(), [], False
+        run.since_seconds, run.futures, run.turn = time.monotonic(), [], None
         if isinstance(run.need, AskAll):
             self._send(run, validation, run.need)
         return None
@@ -208,8 +212,8 @@ class ValidationDriver:
             case LookAtLoad():
                 load = self._load(validation, run.since_seconds)
                 return load is not None, load
-            case LaunchAgain():
-                return self._launch_again(run, validation), None
+            case LaunchAgain() | LaunchWith() | SetAsleep():
+                return _turn_trial(run, validation, need)
 
     def _load(self, validation: Validation, since_seconds: float) -> Load | None:
         """What the engine says of itself, as scraped after a moment; `None` while nothing newer came."""
@@ -225,15 +229,6 @@ class ValidationDriver:
         # Nothing was said for long: the engine tells nothing.
         return Load() if time.monotonic() - since_seconds > SILENCE_SECONDS / 10 else None
 
-    def _launch_again(self, run: _Run, validation: Validation) -> bool:
-        replica = trial_replica(validation.trial) if validation.trial is not None else None
-        if not run.ended:
-            run.ended, run.left = True, replica.pk if replica is not None else None
-            if replica is not None:
-                replace_replica(replica.pk, why="launched again to compare", actor=ACTOR, now=clock.now())
-            return False
-        return replica is not None and replica.pk != run.left and replica.status == READY
-
 
 @dataclass(slots=True)
 class _Run:
@@ -245,9 +240,24 @@ class _Run:
     """What it waits for; `None`: it has not been asked yet."""
     since_seconds: float = 0.0
     futures: list[Future[list[Answer]]] = field(default_factory=list)
-    ended: bool = False
-    left: UUID | None = None
-    """The replica that was ended for another launch."""
+    turn: TrialTurn | None = None
+    """What the trial is being changed for."""
+
+
+def _turn_trial(
+    run: _Run, validation: Validation, need: LaunchAgain | LaunchWith | SetAsleep
+) -> tuple[bool, Reply]:
+    """Whether the trial is as a check needs it, and what it is told of it."""
+    run.turn = run.turn or TrialTurn(validation)
+    reply: Launched | Slept | None
+    match need:
+        case LaunchAgain():
+            return run.turn.launch_again(validation), None
+        case LaunchWith(options):
+            reply = run.turn.launch_with(validation, options)
+        case SetAsleep(asleep):
+            reply = run.turn.set_asleep(validation, asleep=asleep)
+    return reply is not None, reply
 
 
 def judge(validation: Validation, check: ValidationCheck) -> Finding:

@@ -11,7 +11,14 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.domain.engine_launch import SGLANG, TORCH, VLLM
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.options import BUILT_IN_ENGINES
-from exaserve_ops.validation.services import MOST_AT_ONCE, MOST_IDLE_SECONDS, ValidationWish
+from exaserve_ops.validation.services import (
+    LEAST_LIMIT_SECONDS,
+    MOST_AT_ONCE,
+    MOST_IDLE_SECONDS,
+    MOST_LAUNCHES,
+    MOST_LIMIT_SECONDS,
+    ValidationWish,
+)
 
 _FIRST = (TORCH, VLLM, SGLANG)
 
@@ -60,6 +67,18 @@ class ValidationForm(forms.Form):
         min_value=0, max_value=MOST_IDLE_SECONDS, initial=30, label="Rest, seconds",
         help_text="Before it is seen whether the first answer afterwards is as quick.",
     )  # fmt: skip
+    most_launches = forms.IntegerField(
+        min_value=0, max_value=MOST_LAUNCHES, initial=6, label="Launches to find the best settings, at most",
+        help_text="Each with other limits of requests at once and of tokens in a step. 0: none is made.",
+    )  # fmt: skip
+    ttft_limit_seconds = forms.FloatField(
+        min_value=LEAST_LIMIT_SECONDS, max_value=MOST_LIMIT_SECONDS, initial=2.0, label="TTFT limit, seconds",
+        help_text="For a setting to be a good one, of 19 in 20 answers.",
+    )  # fmt: skip
+    itl_limit_seconds = forms.FloatField(
+        min_value=LEAST_LIMIT_SECONDS, max_value=MOST_LIMIT_SECONDS, initial=0.1,
+        label="Limit between tokens, seconds",
+    )  # fmt: skip
     reason = forms.CharField(max_length=300, label="Why")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Django's signature
@@ -86,4 +105,7 @@ def wish_of(model: Model, data: dict[str, Any]) -> ValidationWish:
         nodes=tuple(name.strip() for name in data["nodes"].split(",") if name.strip()),
         idle_seconds=data["idle_seconds"],
         most_at_once=data["most_at_once"],
+        most_launches=data["most_launches"],
+        ttft_limit_seconds=data["ttft_limit_seconds"],
+        itl_limit_seconds=data["itl_limit_seconds"],
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from exaserve_ops.dashboard.figures import Figure
-from exaserve_ops.validation.domain.catalogue import BY_NAME, CONCURRENCY, CONTEXT
+from exaserve_ops.validation.domain.catalogue import BY_NAME, CONCURRENCY, CONTEXT, TUNING
 from exaserve_ops.validation.models import ValidationCheck
 
 
@@ -46,35 +46,84 @@ def groups_of(checks: Iterable[ValidationCheck]) -> tuple[ShownGroup, ...]:
     return tuple(ShownGroup(engine, tuple(rows)) for engine, rows in groups.items())
 
 
+@dataclass(frozen=True, slots=True)
+class ShownSearch:
+    """The search for the best settings of one engine."""
+
+    engine: str
+    options: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+    left_out: tuple[Mapping[str, Any], ...]
+    """Settings that the memory plan forbade."""
+    ttft_limit_seconds: float
+    itl_limit_seconds: float
+    at_once: int
+
+
+def searches_of(checks: Iterable[ValidationCheck]) -> tuple[ShownSearch, ...]:
+    """Searches that launched something."""
+    found = []
+    for check in checks:
+        told = check.details
+        if check.name == TUNING and told.get("settings"):
+            found.append(
+                ShownSearch(
+                    check.engine,
+                    tuple(told["options"]),
+                    tuple(told["settings"]),
+                    tuple(told["skipped"]),
+                    told["ttft_limit_seconds"],
+                    told["itl_limit_seconds"],
+                    told["at_once"],
+                )
+            )
+    return tuple(found)
+
+
 def curves_figure(checks: Iterable[ValidationCheck]) -> Figure:
-    """Four panels: tokens a second, TTFT and time between tokens by requests at once; TTFT by context."""
+    """Ramps of requests at once and of context; and what each tried setting brought, where any was."""
     rows = list(checks)
     engines = list(dict.fromkeys(row.engine for row in rows if row.engine))
     ramps = {row.engine: row.details.get("levels", ()) for row in rows if row.name == CONCURRENCY}
     contexts = {row.engine: row.details.get("curve", ()) for row in rows if row.name == CONTEXT}
-    panels = (
+    panels: list[tuple[str, Mapping[str, Any], str, str, str]] = [
         ("Tokens a second, by requests at once", ramps, "at_once", "tokens_per_second", ""),
         ("TTFT p95, by requests at once", ramps, "at_once", "ttft_p95_seconds", " s"),
         ("Time between tokens, by requests at once", ramps, "at_once", "itl_seconds", " s"),
         ("TTFT, by tokens of context", contexts, "tokens", "ttft_seconds", " s"),
-    )
+    ]
+    tried = {row.engine: _answered(row) for row in rows if row.name == TUNING}
+    if any(tried.values()):
+        panels += [
+            ("Tokens a second, by most requests at once tried", tried, "sequences", "tokens_per_second", ""),
+            ("Tokens a second, by most tokens in a step tried", tried, "tokens", "tokens_per_second", ""),
+        ]
+    grid = (len(panels) + 1) // 2
     figure: Figure = {"data": [], "layout": {"showlegend": False, "annotations": []}}
     for number, (title, told, across, up, suffix) in enumerate(panels):
-        _add_panel(figure, number, title, suffix)
+        _add_panel(figure, number, title, suffix, grid)
         for colour, engine in enumerate(engines):
             points = told.get(engine) or ()
             if points:
-                figure["data"].append(_line(engine, points, (across, up), number, colour))
+                mode = "markers" if told is tried else "lines+markers"
+                figure["data"].append(_line(engine, points, (across, up), number, colour) | {"mode": mode})
     return figure if figure["data"] else {"data": [], "layout": {}}
 
 
-def _add_panel(figure: Figure, number: int, title: str, suffix: str) -> None:
+def _answered(check: ValidationCheck) -> list[Mapping[str, Any]]:
+    """Settings that were measured."""
+    return [row for row in check.details.get("settings", ()) if not row["why"]]
+
+
+def _add_panel(figure: Figure, number: int, title: str, suffix: str, grid: int) -> None:
     column, row = number % 2, number // 2
     name = "" if number == 0 else str(number + 1)
-    left, bottom = column * 0.55, (1 - row) * 0.58
+    # Between the rows there is room for ticks, and for the title of the next one.
+    pitch = 1.16 / grid
+    left, bottom, height = column * 0.55, (grid - 1 - row) * pitch, pitch * 0.62
     figure["layout"][f"xaxis{name}"] = {"domain": [left, left + 0.45], "anchor": f"y{name}", "nticks": 6}
     figure["layout"][f"yaxis{name}"] = {
-        "domain": [bottom, bottom + 0.36],
+        "domain": [bottom, bottom + height],
         "anchor": f"x{name}",
         "rangemode": "tozero",
         "nticks": 4,
@@ -82,7 +131,7 @@ def _add_panel(figure: Figure, number: int, title: str, suffix: str) -> None:
     }
     figure["layout"]["annotations"].append(
         {
-            "text": title, "x": left, "y": bottom + 0.37, "xref": "paper", "yref": "paper",
+            "text": title, "x": left, "y": bottom + height + 0.01, "xref": "paper", "yref": "paper",
             "xanchor": "left", "yanchor": "bottom", "showarrow": False,
         }
     )  # fmt: skip

@@ -35,6 +35,13 @@ class Validation(models.Model):
         default=30, help_text="Rest before the check of a first answer."
     )
     most_at_once = models.PositiveIntegerField(default=32, help_text="Where the concurrency ramp ends.")
+    most_launches = models.PositiveSmallIntegerField(
+        default=6, help_text="In the search for the best settings; 0: none is made."
+    )
+    ttft_limit_seconds = models.FloatField(
+        default=2.0, help_text="What 19 in 20 first tokens may take, for a setting to be a good one."
+    )
+    itl_limit_seconds = models.FloatField(default=0.1, help_text="The same between two tokens.")
     reason = models.CharField(max_length=500, help_text="Why; shown in the history.")
     asked_by = models.CharField(max_length=120)
     # Status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 from uuid import UUID
 
@@ -9,8 +10,10 @@ from django.db.models import Count, Q, QuerySet
 
 from exaserve_ops.serving.domain import lifecycle as serving
 from exaserve_ops.serving.domain.architecture import described_config
-from exaserve_ops.serving.domain.engine_launch import TORCH
+from exaserve_ops.serving.domain.context_length import context_length, merge_overrides
+from exaserve_ops.serving.domain.engine_launch import TORCH, LaunchError, read_launch
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, kv_bytes_of
+from exaserve_ops.serving.domain.sleep import refusal
 from exaserve_ops.serving.models import Deployment, Model, ModelManifest, Replica
 from exaserve_ops.serving.selectors.memory_numbers import memory_of
 from exaserve_ops.validation.domain import catalogue
@@ -25,7 +28,9 @@ from exaserve_ops.validation.domain.driving import (
     Trial,
     ValidationView,
 )
+from exaserve_ops.validation.domain.launching import options_of
 from exaserve_ops.validation.domain.model_checks import ModelRecord
+from exaserve_ops.validation.domain.tuning import Forecast, Setting, ladders_of
 from exaserve_ops.validation.models import Validation, ValidationCheck
 from workers.protocol import manifest as manifests
 
@@ -123,8 +128,8 @@ def _manifest_files(model: Model) -> tuple[tuple[tuple[str, int, str], ...] | No
     return tuple((f.path, f.size_bytes, f.sha256) for f in decoded.files), ""
 
 
-def subject_of_check(validation: Validation, engine: str) -> Subject:
-    """What the checks of one engine are about."""
+def subject_of_check(validation: Validation, engine: str, name: str = "") -> Subject:
+    """What the checks of one engine are about; `name`: of the check, for what only one of them needs."""
     model, deployment = validation.model, validation.trial
     plan = None
     if deployment is not None:
@@ -135,6 +140,7 @@ def subject_of_check(validation: Validation, engine: str) -> Subject:
         each = plan.kv.growth_bytes_each
         forecast = (plan.claim.pool_low_bytes // each, plan.claim.pool_high_bytes // each)
     context = plan.limit_tokens if plan is not None else model.max_context_tokens or 0
+    options = validation.engine_options.get(engine, {})
     return Subject(
         engine=engine,
         vocabulary=int(model.architecture.get("vocabulary", 0)),
@@ -143,8 +149,47 @@ def subject_of_check(validation: Validation, engine: str) -> Subject:
         may_borrow=engine == TORCH,
         most_at_once=validation.most_at_once,
         idle_seconds=float(validation.idle_seconds),
+        shared_context_tokens=_shared_context(validation),
+        why_no_sleep=refusal(engine, options),
+        most_launches=validation.most_launches,
+        ttft_limit_seconds=validation.ttft_limit_seconds,
+        itl_limit_seconds=validation.itl_limit_seconds,
+        forecasts=_forecasts(validation, engine, context) if name == catalogue.TUNING else {},
         earlier=_details(validation, engine),
     )
+
+
+def _shared_context(validation: Validation) -> int | None:
+    """The smallest context of all engines of a run, as they are to be launched; `None`: none is known."""
+    model = validation.model
+    known = []
+    for engine in validation.engines:
+        try:
+            launch = read_launch(engine, validation.engine_options.get(engine, {}))
+        except LaunchError:
+            continue  # its own check says so
+        config = merge_overrides(model.planning_config, launch.overrides)
+        length = context_length(config, asked_tokens=launch.length_tokens, engine=engine)
+        known.append(length.tokens or model.max_context_tokens or 0)
+    return min((tokens for tokens in known if tokens), default=None)
+
+
+def _forecasts(validation: Validation, engine: str, context_tokens: int) -> dict[Setting, Forecast]:
+    """What the memory plan says of each setting that may be tried."""
+    ladders = ladders_of(engine, most_at_once=validation.most_at_once, context_tokens=context_tokens)
+    deployment = validation.trial
+    if ladders is None or deployment is None:
+        return {}
+    rows = list(Replica.objects.filter(deployment=deployment).prefetch_related("accelerators"))
+    found = {}
+    for setting in ladders.settings:
+        tried = copy(deployment)
+        options = validation.engine_options.get(engine, {})
+        tried.engine_options = {**options, **options_of(engine, setting)}
+        plan = memory_of(tried, rows, {}).plan
+        if plan is not None:
+            found[setting] = Forecast(plan.verdict, plan.needed_bytes, plan.why)
+    return found
 
 
 def golden_of(validation: Validation) -> dict[str, dict[str, Any]]:
@@ -170,6 +215,7 @@ def latest_go(model_id: UUID, engine: str) -> Validation | None:
     if newest is None:
         return None
     failed = ValidationCheck.objects.filter(validation=newest, status=states.FAILED, engine__in=("", engine))
+    failed = failed.exclude(name__in=[check.name for check in catalogue.CATALOGUE if check.informs])
     return None if failed.exists() or not _launched(newest, engine) else newest
 
 

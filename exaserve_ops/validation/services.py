@@ -16,9 +16,16 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX
-from exaserve_ops.serving.models import Deployment, Model
-from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, delete_deployment
+from exaserve_ops.serving.models import Deployment, Model, Replica
+from exaserve_ops.serving.services.deployments import (
+    DeploymentWish,
+    create_deployment,
+    delete_deployment,
+    update_deployment,
+)
 from exaserve_ops.serving.services.options import check_engine, check_options
+from exaserve_ops.serving.services.releases import ReleaseWish, adopt_release, find_or_create_release
+from exaserve_ops.serving.services.replicas import replace_replica
 from exaserve_ops.validation.domain import lifecycle as states
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.catalogue import BY_NAME, plan_checks
@@ -29,6 +36,8 @@ ACTOR = "controller:validations"
 MOST_ENGINES = 4
 MOST_AT_ONCE = 1024
 MOST_IDLE_SECONDS = 3600
+MOST_LAUNCHES = 24
+LEAST_LIMIT_SECONDS, MOST_LIMIT_SECONDS = 0.001, 600.0
 _TRIAL_DRAIN_SECONDS = 10
 _REASON_CHARACTERS = 500
 _WHY_CHARACTERS = 1000
@@ -49,6 +58,10 @@ class ValidationWish:
     nodes: tuple[str, ...] = ()
     idle_seconds: int = 30
     most_at_once: int = 32
+    most_launches: int = 6
+    """In the search for the best settings; 0: none is made."""
+    ttft_limit_seconds: float = 2.0
+    itl_limit_seconds: float = 0.1
 
 
 @transaction.atomic
@@ -72,6 +85,9 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
         nodes=list(wish.nodes),
         idle_seconds=wish.idle_seconds,
         most_at_once=wish.most_at_once,
+        most_launches=wish.most_launches,
+        ttft_limit_seconds=wish.ttft_limit_seconds,
+        itl_limit_seconds=wish.itl_limit_seconds,
         reason=reason.strip()[:_REASON_CHARACTERS],
         asked_by=actor[:120],
         created_at=now,
@@ -99,15 +115,26 @@ def _check_wish(wish: ValidationWish, reason: str) -> None:
             raise InvalidInputError("engine_options", f"'{engine}' is not among the engines")
         check_options(engine, options, wish.accelerators_per_replica)
     _check_nodes(wish.nodes)
+    _check_bounds(wish)
+
+
+def _check_bounds(wish: ValidationWish) -> None:
     bounds = (
         ("idle_seconds", wish.idle_seconds, 0, MOST_IDLE_SECONDS),
         ("most_at_once", wish.most_at_once, 1, MOST_AT_ONCE),
+        ("most_launches", wish.most_launches, 0, MOST_LAUNCHES),
         ("replica_memory_bytes", wish.replica_memory_bytes, 0, 1 << 50),
         ("accelerators_per_replica", wish.accelerators_per_replica, 1, 1024),
     )
     for name, value, least, most in bounds:
         if not least <= value <= most:
             raise InvalidInputError(name, f"give a whole number from {least:,} to {most:,}")
+    for name, seconds in (
+        ("ttft_limit_seconds", wish.ttft_limit_seconds),
+        ("itl_limit_seconds", wish.itl_limit_seconds),
+    ):
+        if not LEAST_LIMIT_SECONDS <= seconds <= MOST_LIMIT_SECONDS:
+            raise InvalidInputError(name, f"give {LEAST_LIMIT_SECONDS:g} to {MOST_LIMIT_SECONDS:g} seconds")
 
 
 def _check_nodes(names: tuple[str, ...]) -> None:
@@ -230,6 +257,31 @@ def make_trial(validation: Validation, engine: str, *, now: datetime) -> Deploym
     Validation.objects.filter(pk=held.pk).update(trial=deployment)
     ring("validation", held.pk)
     return deployment
+
+
+@transaction.atomic
+def relaunch_trial(validation: Validation, options: Mapping[str, int], *, now: datetime) -> None:
+    """Have the trial's replica make way for one with these options beside those of the run.
+
+    Raises `InvalidInputError` where no engine takes them, `ConflictError` where the trial ends.
+    """
+    trial = validation.trial
+    if trial is None:
+        raise ConflictError("nothing is being tried")
+    whole = {**validation.engine_options.get(trial.engine, {}), **options}
+    release = find_or_create_release(trial.pk, ReleaseWish(engine_options=whole), actor=ACTOR, now=now)
+    adopt_release(release.pk, actor=ACTOR, now=now, reason="the search for the best settings")
+    for pk in Replica.objects.filter(deployment=trial, wanted=Replica.Wanted.RUN).values_list(
+        "pk", flat=True
+    ):
+        replace_replica(pk, why="other settings are tried", actor=ACTOR, now=now)
+
+
+def set_trial_asleep(validation: Validation, *, asleep: bool, now: datetime) -> None:
+    """Have the trial's replica sleep, or wake. Raises `InvalidInputError` or `ConflictError`."""
+    if validation.trial is None:
+        raise ConflictError("nothing is being tried")
+    update_deployment(validation.trial.pk, {"standbys_sleep": asleep}, actor=ACTOR, now=now)
 
 
 @transaction.atomic

@@ -75,6 +75,8 @@ def test_one_at_a_time_of_a_model_on_an_engine(operator: JsonClient, model: Mode
         ({"engine_options": {"torch": {"x": [1]}}}, "engine_options.x"),
         ({"idle_seconds": 999_999}, "idle_seconds"),
         ({"most_at_once": 0}, "most_at_once"),
+        ({"most_launches": 25}, "most_launches"),
+        ({"ttft_limit_seconds": 0}, "ttft_limit_seconds"),
         ({"nodes": ["no such node"]}, "nodes"),
         ({"model": "00000000-0000-0000-0000-000000000000"}, "model"),
         ({"reason": " "}, "reason"),

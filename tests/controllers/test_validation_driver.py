@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -27,6 +29,7 @@ from tests.fakes.leader import leading
 from tests.fakes.made_up_engine import MadeUpEngine
 from tests.fakes.scripted_fleet import Fleet, State
 from tests.fakes.world import make_model
+from workers.protocol.engines.sleeping import ASLEEP
 from workers.protocol.observed import ReplicaObserved, ReplicaTelemetry
 
 pytestmark = pytest.mark.django_db
@@ -69,8 +72,11 @@ class Stage:
     def __post_init__(self) -> None:
         self.driver = ValidationDriver(self.fleet.leader.state, self.probe)
 
-    def ask(self, *engines: str) -> Validation:
-        wish = ValidationWish(self.model.pk, engines or ("simulated",), idle_seconds=0, most_at_once=2)
+    def ask(self, *engines: str, **changes: Any) -> Validation:
+        wish = ValidationWish(
+            self.model.pk, engines or ("simulated",), idle_seconds=0, most_at_once=2, most_launches=0
+        )
+        wish = replace(wish, **changes)
         return ask_validation(wish, reason="try", actor="user:test", now=clock.now())
 
     def turn(self) -> None:
@@ -78,11 +84,20 @@ class Stage:
         for _ in range(LOOKS):
             self.driver.step()
         self.fleet.leader.drain()
-        for row in Replica.objects.filter(wanted="run").exclude(node=None):
+        rows = Replica.objects.filter(wanted="run").exclude(node=None).select_related("deployment")
+        for row in rows:
             # Where it is told otherwise, it is not ready.
-            self.fleet.states.setdefault(str(row.pk), self.sighting(row))
+            seen_as = self.fleet.states.setdefault(str(row.pk), self.sighting(row))
+            self.fleet.states[str(row.pk)] = self.with_sleep(seen_as, asleep=row.deployment.standbys_sleep)
         self.fleet.beat()
         self.fleet.leader.work()
+
+    def with_sleep(self, sighting: ReplicaObserved, *, asleep: bool) -> ReplicaObserved:
+        """It sleeps at once, and wakes at once."""
+        if not asleep and not sighting.sleep_state:
+            return sighting
+        state, woke = (ASLEEP, None) if asleep else ("", 1.5)
+        return msgspec.structs.replace(sighting, sleep_state=state, woke_in_seconds=woke)
 
     def sighting(self, row: Replica) -> ReplicaObserved:
         if self.starts:
@@ -128,6 +143,41 @@ def test_model_is_tried_in_a_deployment_of_its_own_that_nobody_can_reach(stage: 
     trial.refresh_from_db()
     assert trial.status == DELETED
     assert len({target.replica_id for target in stage.probe.targets}) == 2, "launched again once"
+
+
+def test_settings_are_searched_by_launches_of_releases_of_their_own(stage: Stage) -> None:
+    validation = stage.ask(most_launches=6, engine_options={"simulated": {"ttft_ms": 1}})
+    ended = stage.end(validation)
+    tuning = ended.checks.get(name="tuning")
+    assert tuning.status == "passed", tuning.why
+    assert [row["sequences"] for row in tuning.details["settings"]] == [2, 1]
+    assert tuning.details["best"] == {"max_num_seqs": 1}, "twice as many brought nothing"
+    trial = Deployment.objects.get()
+    assert [release.engine_options for release in trial.releases.order_by("number")] == [
+        {"ttft_ms": 1},
+        {"ttft_ms": 1, "max_num_seqs": 2},
+        {"ttft_ms": 1, "max_num_seqs": 1},
+    ]
+    assert trial.status == DELETED
+
+
+def test_setting_that_does_not_start_is_told_and_is_no_reason_for_a_no(stage: Stage) -> None:
+    validation = stage.ask(most_launches=2)
+    stage.until(lambda: validation.checks.filter(name="tuning", status="checking").exists(), "searching")
+    stage.starts = False
+    ended = stage.end(validation)
+    tuning = ended.checks.get(name="tuning")
+    assert (tuning.status, tuning.why) == ("skipped", "no setting could be measured: out of memory")
+    assert "settings" not in ended.why
+
+
+def test_replica_of_a_trial_sleeps_and_is_woken_where_its_engine_can(stage: Stage) -> None:
+    validation = stage.ask(engine_options={"simulated": {"enable_sleep_mode": True}})
+    ended = stage.end(validation)
+    slept = ended.checks.get(name="sleep")
+    assert (slept.status, slept.figure) == ("passed", "woke in 1.5 s"), slept.why
+    other = stage.end(stage.ask())
+    assert "only with the option enable_sleep_mode" in other.checks.get(name="sleep").why
 
 
 def test_another_controller_goes_on_where_one_died(stage: Stage) -> None:

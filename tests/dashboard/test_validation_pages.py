@@ -60,6 +60,9 @@ def test_form_asks_for_a_validation_and_says_what_is_wrong(operator: Client, wor
         "accelerators_per_replica": 1,
         "most_at_once": 8,
         "idle_seconds": 5,
+        "most_launches": 3,
+        "ttft_limit_seconds": 1.5,
+        "itl_limit_seconds": 0.05,
         "nodes": "",
     }
     refused = operator.post(address, form)
@@ -74,6 +77,7 @@ def test_form_asks_for_a_validation_and_says_what_is_wrong(operator: Client, wor
     validation = Validation.objects.get()
     assert made["Location"] == reverse("validation", args=[validation.pk])
     assert validation.engine_options == {"torch": {"max_num_seqs": 3}}
+    assert (validation.most_launches, validation.ttft_limit_seconds) == (3, 1.5)
     twice = operator.post(address, form | {"reason": "again"})
     assert twice.status_code == 422
     assert "has not ended" in twice.content.decode()
@@ -96,10 +100,40 @@ def test_cancelling_wants_a_reason_and_ends_it(operator: Client, validation: Val
 def test_list_counts_outcomes(operator: Client, validation: Validation) -> None:
     record_finding(validation, 1, Finding(PASSED), now=NOW)
     page = text(operator, "validations")
-    assert "1 of 14" in page
+    assert "1 of 16" in page
     assert (
         validation.model.name in text(operator, "model_validations", validation.model_id) or "torch" in page
     )
+
+
+def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, validation: Validation) -> None:
+    row = {
+        "sequences": 16, "tokens": 2048, "tokens_per_second": 812.0, "ttft_p95_seconds": 0.4,
+        "itl_seconds": 0.02, "memory": "tight", "needed_bytes": 9 << 30, "why": "", "is_best": True,
+    }  # fmt: skip
+    died = row | {"sequences": 32, "why": "CUDA out of <memory>", "is_best": False, "ttft_p95_seconds": None}
+    details = {
+        "options": ["max_num_seqs", "max_num_batched_tokens"],
+        "settings": [row, died],
+        "skipped": [{"sequences": 64, "tokens": 2048, "why": "it does not fit"}],
+        "at_once": 64,
+        "ttft_limit_seconds": 2.0,
+        "itl_limit_seconds": 0.1,
+    }
+    tuning = validation.checks.get(name="tuning")
+    record_finding(validation, tuning.position, Finding(PASSED, details=details), now=NOW)
+    page = text(operator, "validation", validation.pk)
+    for told in (
+        "max_num_batched_tokens",
+        "Best within the limits",
+        "tight, 9",
+        "1 more was not launched",
+    ):
+        assert told in page
+    assert "CUDA out of &lt;memory&gt;" in page
+    figure = curves_figure(validation.checks.all())
+    assert [line["x"] for line in figure["data"]] == [[16], [2048]], "what did not start has no point"
+    assert {line["mode"] for line in figure["data"]} == {"markers"}
 
 
 def test_curves_have_a_line_for_each_engine_that_told_any(operator: Client, validation: Validation) -> None:

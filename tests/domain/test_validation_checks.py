@@ -58,6 +58,9 @@ FAULTS: list[tuple[str, Callable[[], MadeUpEngine], str]] = [
     ("context", lambda: MadeUpEngine(takes_too_long_contexts=True), "should be refused"),
     ("concurrency", lambda: MadeUpEngine(fails_beyond=4), "with 4 at once: request 1 of 8: status 500"),
     ("idle", lambda: MadeUpEngine(slow_after_rest=2.0), "is slow"),
+    ("sleep", lambda: MadeUpEngine(sleeps=False), "not put to sleep: the host has no room"),
+    ("sleep", lambda: MadeUpEngine(wakes=False), "did not wake: its replica was started anew"),
+    ("sleep", lambda: MadeUpEngine(forgets_in_sleep=True, differs_by_launch=True), "in another way"),
     ("blocks", lambda: MadeUpEngine(leaked_ratio=0.02), "held by nobody"),
     ("again", lambda: MadeUpEngine(differs_by_launch=True), "differs from token 1 on after another launch"),
 ]
@@ -70,7 +73,7 @@ def test_fault_is_found_and_said(name: str, make: Callable[[], MadeUpEngine], wh
     assert why in finding.why
 
 
-@pytest.mark.parametrize("name", sorted(set(PROCEDURES) - {"blocks", "memory", "stop"}))
+@pytest.mark.parametrize("name", sorted(set(PROCEDURES) - {"blocks", "memory", "stop", "tuning"}))
 def test_engine_that_answers_nothing_fails(name: str) -> None:
     engine = MadeUpEngine(fails_beyond=0)
     subject = with_golden(MadeUpEngine().play(procedures.check_golden(SUBJECT)))
@@ -90,6 +93,18 @@ def test_what_an_engine_does_not_tell_is_said_and_is_no_fault(name: str, engine:
     finding = found(name, engine)
     assert finding.outcome == SKIPPED
     assert "does not" in finding.why
+
+
+def test_golden_prompts_are_those_of_the_smallest_context_of_the_run() -> None:
+    short = replace(SUBJECT, context_tokens=200, shared_context_tokens=200)
+    long = replace(SUBJECT, engine="vllm", context_tokens=4096, shared_context_tokens=200)
+    asked = [[ask.tokens for ask in procedures.golden_asks(one)] for one in (short, long)]
+    assert asked[0] == asked[1]
+    lengths = [len(tokens) for tokens in asked[0]]
+    assert lengths == sorted(set(lengths)), "they differ in length in a short context, too"
+    assert lengths[-1] + 24 < 200
+    finding = MadeUpEngine(most_context=200).play(procedures.check_golden(short))
+    assert finding.why.startswith(f"prompts of {lengths[0]} to {lengths[-1]} tokens")
 
 
 def test_engine_that_tells_no_tokens_is_compared_by_its_text() -> None:

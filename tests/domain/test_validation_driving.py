@@ -17,6 +17,7 @@ from exaserve_ops.validation.domain.catalogue import (
     CATALOGUE,
     GOLDEN,
     LAUNCH,
+    TUNING,
     PlannedCheck,
     plan_checks,
 )
@@ -121,17 +122,23 @@ class Stage:
 def test_all_checks_pass_and_nothing_is_left() -> None:
     stage = Stage(["torch", "vllm"], {}).play()
     assert stage.status == states.GO
-    assert stage.why == "27 of 27 checks passed"
+    assert stage.why == "31 of 31 checks passed"
     assert stage.tried == ["torch", "vllm"]
     assert stage.trial.state == do.NO_TRIAL
-    assert [check.position for check in stage.checks.values()] == list(range(1, 28))
+    assert [check.position for check in stage.checks.values()] == list(range(1, 32))
 
 
 def test_failed_check_stops_no_other_and_is_named() -> None:
     stage = Stage(["torch", "vllm"], {("prefix", "torch"): states.FAILED}).play()
     assert stage.status == states.NO_GO
     assert stage.why == "failed: prefix cache on torch"
-    assert sum(check.status == states.PASSED for check in stage.checks.values()) == 26
+    assert sum(check.status == states.PASSED for check in stage.checks.values()) == 30
+
+
+def test_what_only_informs_is_no_reason_for_a_no() -> None:
+    stage = Stage(["torch"], {(TUNING, "torch"): states.FAILED}).play()
+    assert stage.status == states.GO
+    assert stage.order[-1] == (TUNING, "torch"), "what it launches has other options than all before it"
 
 
 def test_engine_that_does_not_launch_leaves_the_other_tried() -> None:
@@ -208,6 +215,7 @@ def test_it_ends_whatever_is_found_and_whoever_dies(
     assert stage.trial.state == do.NO_TRIAL
     assert all(check.is_over for check in stage.checks.values())
     assert stage.order == [(check.name, check.engine) for check in stage.checks.values()]
-    failed = [check for check in stage.checks.values() if check.status == states.FAILED]
+    counted = [check for check in stage.checks.values() if not check.kind.informs]
+    failed = [check for check in counted if check.status == states.FAILED]
     launched = [c for c in stage.checks.values() if c.name == LAUNCH and c.status == states.PASSED]
     assert (stage.status == states.GO) == (not failed and bool(launched))

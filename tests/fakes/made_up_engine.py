@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from exaserve_ops.validation.domain.asking import (
@@ -11,17 +13,29 @@ from exaserve_ops.validation.domain.asking import (
     AskAll,
     Finding,
     LaunchAgain,
+    Launched,
+    LaunchWith,
     Load,
     LookAtLoad,
     Need,
     Procedure,
     Rest,
+    SetAsleep,
+    Slept,
     Subject,
 )
 
 BLOCK = 16
 LETTERS = "abcdefghijklmnopqrstuvwxyz "
-SUBJECT = Subject("torch", vocabulary=1000, context_tokens=512, forecast_tokens=(4096, 4096), most_at_once=8)
+SUBJECT = Subject(
+    "torch",
+    vocabulary=1000,
+    context_tokens=512,
+    forecast_tokens=(4096, 4096),
+    most_at_once=8,
+    most_launches=6,
+    why_no_sleep="",
+)
 
 
 @dataclass
@@ -42,6 +56,15 @@ class MadeUpEngine:
     """So many at once and more fail."""
     leaked_ratio: float = 0.0
     slow_after_rest: float = 0.0
+    summit: tuple[int, int] = (4, 2048)
+    """Most requests at once and most tokens in a step with which it is quickest."""
+    setting: tuple[int, int] | None = None
+    launched: list[tuple[int, int]] = field(default_factory=list)
+    refuses_from: int = 1 << 30
+    """It does not start with so many tokens in a step."""
+    sleeps: bool = True
+    wakes: bool = True
+    forgets_in_sleep: bool = False
     cached: set[tuple[int, ...]] = field(default_factory=set)
     asked: int = 0
     rested: float = 0.0
@@ -57,7 +80,7 @@ class MadeUpEngine:
             finding: Finding = ended.value
             return finding
 
-    def give(self, need: Need) -> list[Answer] | Load | None:
+    def give(self, need: Need) -> list[Answer] | Load | Launched | Slept | None:
         match need:
             case AskAll():
                 return [self.answer(ask, need.at_once) for ask in need.asks]
@@ -70,7 +93,34 @@ class MadeUpEngine:
             case LaunchAgain():
                 self.launch += 1
                 self.cached.clear()
+            case LaunchWith(options):
+                return self.launch_with(options)
+            case SetAsleep(asleep):
+                return self.set_asleep(asleep)
         return None
+
+    def launch_with(self, options: Mapping[str, int]) -> Launched:
+        sequences, tokens = options.values()
+        self.launched.append((sequences, tokens))
+        if tokens >= self.refuses_from:
+            return Launched(done=False, why="CUDA out of memory")
+        self.setting = (sequences, tokens)
+        self.cached.clear()
+        return Launched(done=True)
+
+    def set_asleep(self, asleep: bool) -> Slept:
+        if asleep:
+            self.launch += self.forgets_in_sleep
+            return Slept(self.sleeps, "" if self.sleeps else "the host has no room for its weights")
+        return Slept(self.wakes, "" if self.wakes else "its replica was started anew", 2.5)
+
+    @property
+    def slowness(self) -> float:
+        """By how many times its setting slows it down: twice for each rung from the summit."""
+        if self.setting is None:
+            return 1.0
+        ratios = (mine / best for mine, best in zip(self.setting, self.summit, strict=True))
+        return math.prod(max(ratio, 1 / ratio) for ratio in ratios)
 
     def answer(self, ask: Ask, at_once: int) -> Answer:
         self.asked += 1
@@ -85,6 +135,7 @@ class MadeUpEngine:
         if ask.stop and ask.stop[0] in text and not self.ignores_stop:
             text, finish = text[: text.index(ask.stop[0])], "stop"
         ttft = 0.01 + 0.0001 * len(prompt) + (self.slow_after_rest if self.is_rested else 0.0)
+        ttft *= self.slowness
         return Answer(
             200,
             text=text,
@@ -95,7 +146,7 @@ class MadeUpEngine:
             finish_reason=finish,
             ttft_seconds=ttft,
             # Up to four at once cost one another nothing.
-            seconds=(ttft + 0.01 * ask.max_tokens) * max(1.0, at_once / 4),
+            seconds=(ttft + 0.01 * ask.max_tokens * self.slowness) * max(1.0, at_once / 4),
         )
 
     def prompt_of(self, ask: Ask) -> tuple[int, ...]:

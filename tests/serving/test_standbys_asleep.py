@@ -204,6 +204,8 @@ def test_what_cannot_sleep_is_refused_and_nothing_is_made(
 ) -> None:
     with pytest.raises(InvalidInputError, match=why):
         deploy(options, engine=engine)
+    with pytest.raises(InvalidInputError, match="several nodes run together"):
+        deploy(nodes_per_replica=2)
     assert not Deployment.objects.exists()
 
 

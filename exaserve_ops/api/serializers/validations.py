@@ -10,6 +10,7 @@ from rest_framework import serializers
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.validation.domain.catalogue import BY_NAME
 from exaserve_ops.validation.models import Validation, ValidationCheck
+from exaserve_ops.validation.services import LEAST_LIMIT_SECONDS, MOST_LAUNCHES, MOST_LIMIT_SECONDS
 
 
 class ValidationCheckSerializer(serializers.ModelSerializer[ValidationCheck]):
@@ -69,6 +70,9 @@ class ValidationSerializer(serializers.ModelSerializer[Validation]):
             "nodes",
             "idle_seconds",
             "most_at_once",
+            "most_launches",
+            "ttft_limit_seconds",
+            "itl_limit_seconds",
             "reason",
             "asked_by",
             "status",
@@ -114,4 +118,25 @@ class ValidationRequestSerializer(StrictSerializer):
     )
     idle_seconds = serializers.IntegerField(min_value=0, max_value=3600, required=False, default=30)
     most_at_once = serializers.IntegerField(min_value=1, max_value=1024, required=False, default=32)
+    most_launches = serializers.IntegerField(
+        min_value=0,
+        max_value=MOST_LAUNCHES,
+        required=False,
+        default=6,
+        help_text="In the search for the best settings, which launches a replica for each; 0: none is made.",
+    )
+    ttft_limit_seconds = serializers.FloatField(
+        min_value=LEAST_LIMIT_SECONDS,
+        max_value=MOST_LIMIT_SECONDS,
+        required=False,
+        default=2.0,
+        help_text="What 19 in 20 first tokens may take, for a setting to be a good one.",
+    )
+    itl_limit_seconds = serializers.FloatField(
+        min_value=LEAST_LIMIT_SECONDS,
+        max_value=MOST_LIMIT_SECONDS,
+        required=False,
+        default=0.1,
+        help_text="The same between two tokens.",
+    )
     reason = serializers.CharField(max_length=500, help_text="Why; shown in the history.")

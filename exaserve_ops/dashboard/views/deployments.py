@@ -109,7 +109,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "asked": wish_of(found),
         "asked_words": asked_words(wish_of(found)),
         "mps_words": mps_words(wish_of(found)),
-        "why_awake": refusal(found.engine, found.engine_options),
+        "why_awake": refusal(found.engine, found.engine_options, nodes=found.nodes_per_replica),
         "events": history_of("deployment", deployment_id),
         **starting_context(found),
         "scale_form": ScaleForm(initial={"replicas": found.replicas, "generation": found.generation}),

@@ -15,7 +15,7 @@ from exaserve_ops.dashboard.listing import list_page
 from exaserve_ops.dashboard.problems import title_state
 from exaserve_ops.dashboard.reading import history_of
 from exaserve_ops.dashboard.validation_forms import ValidationForm, wish_of
-from exaserve_ops.dashboard.validations import curves_figure, groups_of
+from exaserve_ops.dashboard.validations import curves_figure, groups_of, searches_of
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import InvalidInputError, OpsError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
@@ -125,11 +125,13 @@ def validation_cancel(request: HttpRequest, validation_id: UUID) -> HttpResponse
 
 
 def _progress(found: Validation) -> dict[str, Any]:
-    groups = groups_of(found.checks.order_by("position"))
+    checks = list(found.checks.order_by("position"))
+    groups = groups_of(checks)
     return {
         "validation": found,
         "is_live": found.status in VALIDATION.live,
         "groups": groups,
+        "searches": searches_of(checks),
         "done": sum(group.done for group in groups),
         "total": sum(len(group.rows) for group in groups),
     }

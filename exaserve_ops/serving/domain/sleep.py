@@ -32,6 +32,11 @@ def is_to_sleep(wish: SleepWish) -> bool:
     return wish.standbys_sleep and wish.stands_by and sleeping.can_sleep(wish.engine, wish.options)
 
 
-def refusal(engine: str, options: Mapping[str, object]) -> str:
-    """Why standbys of a deployment cannot sleep, and what to do; empty where they can."""
+def refusal(engine: str, options: Mapping[str, object], *, nodes: int = 1) -> str:
+    """Why standbys of a deployment cannot sleep, and what to do; empty where they can.
+
+    `nodes`: over how many each replica runs.
+    """
+    if nodes > 1:
+        return "a replica that several nodes run together is not put to sleep"
     return sleeping.why_no_sleep(engine, options)

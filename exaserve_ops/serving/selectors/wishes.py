@@ -12,6 +12,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.gang_rules import HEAD, order_of
 from exaserve_ops.serving.domain.observed import WantedMember, WantedReplica
 from exaserve_ops.serving.domain.sleep import SleepWish, is_to_sleep
+from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Model, Replica, ReplicaMember
 from exaserve_ops.serving.selectors.members import KNOWN_TO_AGENTS, ONE_NODE, WAITS_TO_START, live_members
 from exaserve_ops.serving.selectors.rooms import wish_of
@@ -118,7 +119,9 @@ def _wanted(
         and is_to_sleep(
             SleepWish(
                 deployment.standbys_sleep,
-                replica.role == Replica.Role.STANDBY and replica.wanted == Replica.Wanted.RUN,
+                # A trial stands by all the time: it answers nobody but its validation.
+                (replica.role == Replica.Role.STANDBY or is_private(deployment.served_name))
+                and replica.wanted == Replica.Wanted.RUN,
                 release.engine,
                 options,
             )

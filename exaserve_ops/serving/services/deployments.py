@@ -114,7 +114,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     )
     _check_nodes(wish.nodes)
     if wish.standbys_sleep:
-        _check_sleep(wish.engine, wish.engine_options)
+        _check_sleep(wish.engine, wish.engine_options, wish.nodes_per_replica)
     if not wish.is_trial:
         _check_served_name(wish.served_name or model.name, model)
     memory_bytes = wish.replica_memory_bytes or default_memory_bytes(
@@ -223,7 +223,7 @@ def update_deployment(
         _check_number(changes[name], name)
     deployment = _lock(deployment_id, expected_generation)
     if changes.get("standbys_sleep"):
-        _check_sleep(deployment.engine, deployment.engine_options)
+        _check_sleep(deployment.engine, deployment.engine_options, deployment.nodes_per_replica)
     before = _wish_of(deployment)
     for name in _PLAIN:
         setattr(deployment, name, changes.get(name, getattr(deployment, name)))
@@ -333,8 +333,8 @@ def _lock(deployment_id: UUID, expected_generation: int | None) -> Deployment:
     return deployment
 
 
-def _check_sleep(engine: str, options: Mapping[str, Any]) -> None:
-    if why := sleep.refusal(engine, options):
+def _check_sleep(engine: str, options: Mapping[str, Any], nodes: int) -> None:
+    if why := sleep.refusal(engine, options, nodes=nodes):
         raise InvalidInputError("standbys_sleep", f"its standbys cannot sleep: {why}")
 
 

@@ -10,6 +10,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from exaserve_ops.validation.domain.tuning import Forecast, Setting
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -85,6 +87,38 @@ class LaunchAgain:
 
 
 @dataclass(frozen=True, slots=True)
+class LaunchWith:
+    """The same with other engine options beside those of the run. An answer is a `Launched`."""
+
+    options: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Whether the replica with these options became ready, or why it did not."""
+
+    done: bool
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SetAsleep:
+    """Have the replica put to sleep, or woken, and wait until it is. An answer is a `Slept`."""
+
+    asleep: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slept:
+    """Whether it sleeps, or is awake again, as was asked; or why not."""
+
+    done: bool
+    why: str = ""
+    seconds: float | None = None
+    """What waking took."""
+
+
+@dataclass(frozen=True, slots=True)
 class Load:
     """What an engine says of itself. `None`: it does not."""
 
@@ -108,8 +142,8 @@ class Finding:
     """For the report: curves, tokens. Plain JSON."""
 
 
-Need = AskAll | LookAtLoad | Rest | LaunchAgain
-Reply = Sequence[Answer] | Load | None
+Need = AskAll | LookAtLoad | Rest | LaunchAgain | LaunchWith | SetAsleep
+Reply = Sequence[Answer] | Load | Launched | Slept | None
 Procedure = Generator[Need, Any, Finding]
 
 
@@ -129,6 +163,16 @@ class Subject:
     most_at_once: int = 32
     """Where the concurrency ramp ends."""
     idle_seconds: float = 30.0
+    shared_context_tokens: int | None = None
+    """The smallest context of all engines of the run, so that they are asked the same; `None`: its own."""
+    why_no_sleep: str = "it is not known whether its engine can sleep"
+    """Empty: it can."""
+    most_launches: int = 0
+    """In the search for the best settings; 0: none is made."""
+    ttft_limit_seconds: float = 2.0
+    itl_limit_seconds: float = 0.1
+    forecasts: Mapping[Setting, Forecast] = field(default_factory=dict)
+    """What the memory plan says of settings that may be tried."""
     seed: int = 0
     earlier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Details of this engine's checks that have ended, by name."""

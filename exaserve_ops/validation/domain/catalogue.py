@@ -9,6 +9,7 @@ CONFIG, WEIGHTS, LAUNCH, MEMORY = "config", "weights", "launch", "memory"
 GOLDEN, PREFIX, CHAT, STOP = "golden", "prefix", "chat", "stop"
 CONTEXT, CONCURRENCY, BLOCKS = "context", "concurrency", "blocks"
 AGAIN, IDLE, HASHING, AGREEMENT = "again", "idle", "hashing", "agreement"
+SLEEP, TUNING = "sleep", "tuning"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Check:
     """It has failed if it takes longer."""
     of_model: bool = False
     """Asked once for the model and not of each engine."""
+    informs: bool = False
+    """What it finds helps to serve well; it is no reason not to serve."""
 
 
 CATALOGUE: tuple[Check, ...] = (
@@ -63,8 +66,18 @@ CATALOGUE: tuple[Check, ...] = (
         1800,
     ),
     Check(IDLE, "Idle, then asked", "Is the first answer after a rest as quick as before?", (LAUNCH,), 900),
+    Check(SLEEP, "Sleep and wake", "Does it answer as before once it has slept?", (LAUNCH,), 5400),
     Check(BLOCKS, "KV blocks", "Are all KV blocks free once nothing runs?", (LAUNCH,)),
     Check(AGAIN, "Second launch", "Does another launch give the same tokens?", (GOLDEN,), 1800),
+    # Last: what it launches has other options than the checks above were made with.
+    Check(
+        TUNING,
+        "Best settings",
+        "With which settings does it bring most within the limits?",
+        (LAUNCH,),
+        4 * 3600,
+        informs=True,
+    ),
     Check(AGREEMENT, "Agreement", "Do the engines give the same tokens?", of_model=True, after=(GOLDEN,)),
 )
 BY_NAME = {check.name: check for check in CATALOGUE}

@@ -142,7 +142,7 @@ def _next_of(check: CheckState, view: ValidationView, now: datetime) -> Action:
 
 def verdict(checks: Sequence[CheckState]) -> tuple[str, str]:
     """The event that ends a validation, and why: one failed check is a no."""
-    failed = [one for one in checks if one.status == states.FAILED]
+    failed = [one for one in checks if one.status == states.FAILED and not one.kind.informs]
     if failed:
         return "fail", f"failed: {', '.join(map(_title, failed))}"
     if not any(one.name == LAUNCH and one.status == states.PASSED for one in checks):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from exaserve_ops.validation.domain.asking import Answer
+
 NEAR_TIE_NATS = 0.125
 """Two tokens no further apart than this in log-probability are a tie that rounding decides.
 
@@ -84,6 +86,28 @@ class Level:
     ttft_p50_seconds: float | None
     ttft_p95_seconds: float | None
     itl_seconds: float | None
+
+
+def why_unanswered(answers: Sequence[Answer]) -> str:
+    """Why one of them is no answer; empty where all are."""
+    for number, answer in enumerate(answers, 1):
+        if not answer.is_good:
+            status = f"status {answer.status}" if answer.status else "no answer"
+            return (
+                f"request {number} of {len(answers)}: {status}{f', {answer.error}' if answer.error else ''}"
+            )
+    return ""
+
+
+def measure_level(at_once: int, answers: Sequence[Answer], *, answer_tokens: int) -> Level:
+    """What so many requests at once brought. `answer_tokens`: of an answer whose tokens are not told."""
+    ttft = [a.ttft_seconds for a in answers if a.ttft_seconds is not None]
+    itl = [a.itl_seconds for a in answers if a.itl_seconds is not None]
+    tokens = sum(len(a.token_ids) or answer_tokens for a in answers)
+    # Little's law: so many at once, each for so long.
+    busy = sum(a.seconds for a in answers) / at_once
+    rate = tokens / busy if busy > 0 else 0.0
+    return Level(at_once, rate, quantile(ttft, 0.5), quantile(ttft, 0.95), quantile(itl, 0.5))
 
 
 def find_knee(levels: Sequence[Level]) -> Level | None:

@@ -23,8 +23,11 @@ from exaserve_ops.validation.domain.judging import (
     find_divergences,
     find_knee,
     first_difference,
+    measure_level,
     quantile,
+    why_unanswered,
 )
+from exaserve_ops.validation.domain.launching import check_sleep, check_tuning
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED, SKIPPED
 from exaserve_ops.validation.domain.prompts import GOLDEN_TOKENS, draw_tokens, golden_prompts
 
@@ -71,11 +74,11 @@ def check_golden(subject: Subject) -> Procedure:
     """Ask each golden prompt twice alone, and once beside the others."""
     asks = golden_asks(subject)
     first: Sequence[Answer] = yield AskAll(asks)
-    if why := _refusal(first):
+    if why := why_unanswered(first):
         return Finding(FAILED, why=why)
     second: Sequence[Answer] = yield AskAll(asks)
     crowd: Sequence[Answer] = yield AskAll(asks, at_once=len(asks))
-    if why := _refusal([*second, *crowd]):
+    if why := why_unanswered([*second, *crowd]):
         return Finding(FAILED, why=why)
     details = {
         "tokens": [list(_output(answer)) for answer in first],
@@ -88,20 +91,20 @@ def check_golden(subject: Subject) -> Procedure:
         why = f"prompt {differing[0] + 1} was answered in two ways by the same engine, asked alone both times"
         return Finding(FAILED, figure, "all", why, details)
     beside = _differing(first, crowd)
+    lengths = [len(ask.tokens) for ask in asks]
+    asked = f"prompts of {min(lengths)} to {max(lengths)} tokens, asked alone twice"
     note = (
         f"; {len(beside)} differ when asked together, where rounding depends on the batch" if beside else ""
     )
-    return Finding(
-        PASSED, figure, "all", f"asked alone twice{note}", details | {"differ_together": len(beside)}
-    )
+    return Finding(PASSED, figure, "all", f"{asked}{note}", details | {"differ_together": len(beside)})
 
 
 def golden_asks(subject: Subject) -> tuple[Ask, ...]:
     """The golden prompts as they are asked of this engine."""
     alternatives = ALTERNATIVES if subject.engine in _TELLS_LOGPROBS else 0
-    prompts = golden_prompts(
-        vocabulary=subject.vocabulary, context_tokens=subject.context_tokens, seed=subject.seed
-    )
+    # Engines are compared by what they answer to the same prompts, so the smallest context decides.
+    context = min(subject.context_tokens, subject.shared_context_tokens or subject.context_tokens)
+    prompts = golden_prompts(vocabulary=subject.vocabulary, context_tokens=context, seed=subject.seed)
     return tuple(
         Ask(p, max_tokens=GOLDEN_TOKENS, ignores_end=True, alternatives=alternatives) for p in prompts
     )
@@ -112,7 +115,7 @@ def check_prefix(subject: Subject) -> Procedure:
     length = min(_PREFIX_TOKENS, subject.context_tokens // 2)
     prompt = draw_tokens("prefix", length, vocabulary=subject.vocabulary, seed=subject.seed)
     answers: Sequence[Answer] = yield AskAll((Ask(prompt, max_tokens=1), Ask(prompt, max_tokens=1)))
-    if why := _refusal(answers):
+    if why := why_unanswered(answers):
         return Finding(FAILED, why=why)
     load: Load = yield LookAtLoad()
     cached = answers[1].cached_tokens
@@ -135,11 +138,11 @@ def check_chat(subject: Subject) -> Procedure:
     turn: tuple[tuple[str, str], ...] = (("user", "Name a river and say where it flows."),)
     room = max(1, min(24, subject.context_tokens // 8))
     [first] = yield AskAll((Ask(messages=turn, max_tokens=room),))
-    if why := _refusal([first]):
+    if why := why_unanswered([first]):
         return Finding(FAILED, why=why)
     longer = (*turn, ("assistant", first.text), ("user", "And another one?"))
     [second] = yield AskAll((Ask(messages=longer, max_tokens=room),))
-    if why := _refusal([second]):
+    if why := why_unanswered([second]):
         return Finding(FAILED, why=why)
     if not first.prompt_token_ids or not second.prompt_token_ids:
         return Finding(SKIPPED, why="the engine does not tell the tokens of a chat's prompt")
@@ -164,7 +167,7 @@ def check_stop(subject: Subject) -> Procedure:
     expected = texts[number][: texts[number].index(stop)]
     ask = golden_asks(subject)[number]
     [answer] = yield AskAll((Ask(ask.tokens, max_tokens=ask.max_tokens, ignores_end=True, stop=(stop,)),))
-    if why := _refusal([answer]):
+    if why := why_unanswered([answer]):
         return Finding(FAILED, why=why)
     details = {"stop": stop, "expected": expected, "answered": answer.text, "finish": answer.finish_reason}
     if answer.text != expected or answer.finish_reason != "stop":
@@ -181,7 +184,7 @@ def check_context(subject: Subject) -> Procedure:
         length = max(1, int(subject.context_tokens * part) - 1)
         prompt = draw_tokens(f"context {part}", length, vocabulary=subject.vocabulary, seed=subject.seed)
         [answer] = yield AskAll((Ask(prompt, max_tokens=1),))
-        if why := _refusal([answer]):
+        if why := why_unanswered([answer]):
             longest = int(curve[-1]["tokens"] or 0) if curve else 0
             told = f"a prompt of {length:,} tokens is not answered: {why}"
             return Finding(FAILED, f"{longest:,} tokens", limit, told, {"curve": curve})
@@ -212,10 +215,10 @@ def check_concurrency(subject: Subject) -> Procedure:
             for n in range(max(4, 2 * at_once))
         )
         answers: Sequence[Answer] = yield AskAll(asks, at_once=at_once)
-        if why := _refusal(answers):
+        if why := why_unanswered(answers):
             told = f"with {at_once} at once: {why}"
             return Finding(FAILED, f"{at_once} at once", "all answered", told, {"levels": _rows(levels)})
-        levels.append(_level(at_once, answers))
+        levels.append(measure_level(at_once, answers, answer_tokens=_RAMP_ANSWER_TOKENS))
         at_once *= 2
     knee = find_knee(levels)
     if knee is None:
@@ -237,7 +240,7 @@ def check_idle(subject: Subject) -> Procedure:
     before: Sequence[Answer] = yield AskAll(asks[:3])
     yield Rest(subject.idle_seconds)
     [after] = yield AskAll(asks[3:])
-    if why := _refusal([*before, after]):
+    if why := why_unanswered([*before, after]):
         return Finding(FAILED, why=why)
     usual = quantile([a.ttft_seconds for a in before if a.ttft_seconds is not None], 0.5)
     if usual is None or after.ttft_seconds is None:
@@ -274,7 +277,7 @@ def check_again(subject: Subject) -> Procedure:
     known: Sequence[Sequence[int]] = subject.earlier.get(catalogue.GOLDEN, {}).get("tokens", ())
     yield LaunchAgain()
     answers: Sequence[Answer] = yield AskAll(golden_asks(subject))
-    if why := _refusal(answers):
+    if why := why_unanswered(answers):
         return Finding(FAILED, why=why)
     found = find_divergences(known, [_output(answer) for answer in answers])
     figure = f"{len(answers) - len(found)} of {len(answers)} the same"
@@ -294,20 +297,11 @@ PROCEDURES: Mapping[str, Callable[[Subject], Procedure]] = {
     catalogue.CONTEXT: check_context,
     catalogue.CONCURRENCY: check_concurrency,
     catalogue.IDLE: check_idle,
+    catalogue.SLEEP: check_sleep,
     catalogue.BLOCKS: check_blocks,
     catalogue.AGAIN: check_again,
+    catalogue.TUNING: check_tuning,
 }
-
-
-def _refusal(answers: Sequence[Answer]) -> str:
-    """Why one of them is no answer; empty where all are."""
-    for number, answer in enumerate(answers, 1):
-        if not answer.is_good:
-            status = f"status {answer.status}" if answer.status else "no answer"
-            return (
-                f"request {number} of {len(answers)}: {status}{f', {answer.error}' if answer.error else ''}"
-            )
-    return ""
 
 
 def _output(answer: Answer) -> tuple[int, ...]:
@@ -330,16 +324,6 @@ def _stop_in(text: str) -> str:
         if _REPLACEMENT not in text[: place + 3] and stop.strip():
             return stop
     return ""
-
-
-def _level(at_once: int, answers: Sequence[Answer]) -> Level:
-    ttft = [a.ttft_seconds for a in answers if a.ttft_seconds is not None]
-    itl = [a.itl_seconds for a in answers if a.itl_seconds is not None]
-    tokens = sum(len(a.token_ids) or _RAMP_ANSWER_TOKENS for a in answers)
-    # Little's law: so many at once, each for so long.
-    busy = sum(a.seconds for a in answers) / at_once
-    rate = tokens / busy if busy > 0 else 0.0
-    return Level(at_once, rate, quantile(ttft, 0.5), quantile(ttft, 0.95), quantile(itl, 0.5))
 
 
 def _rows(levels: Sequence[Level]) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 
-GOLDEN_COUNT = 8
 GOLDEN_TOKENS = 24
 """Length of each golden answer."""
 _SPREAD = (16, 24, 40, 64, 96, 144, 200, 256)
@@ -27,9 +26,13 @@ def draw_tokens(label: str, count: int, *, vocabulary: int, seed: int = 0) -> tu
 
 
 def golden_prompts(*, vocabulary: int, context_tokens: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
-    """The prompts whose answers are compared between launches and engines, with room for an answer."""
+    """The prompts whose answers are compared between launches and engines, with room for an answer.
+
+    In a short context all are shorter by the same measure, so that their lengths still differ.
+    """
     most = max(1, context_tokens - GOLDEN_TOKENS - 1)
-    lengths = [min(length, most) for length in _SPREAD[:GOLDEN_COUNT]]
+    longest = _SPREAD[-1]
+    lengths = _SPREAD if most >= longest else tuple(max(1, length * most // longest) for length in _SPREAD)
     return tuple(
         draw_tokens(f"golden {number}", length, vocabulary=vocabulary, seed=seed)
         for number, length in enumerate(lengths)
