@@ -176,7 +176,7 @@ def _line(step: Step, known: Mapping[str, ReplicaFacts]) -> PlanLine | None:
             return PlanLine(step.event, "bad", replica.name, detail, step.why)
         case Create():
             detail = "placed when there is room"
-            noun = "standbys" if step.role == STANDBY else "replicas"
+            noun = ("standby" if step.role == STANDBY else "replica") + ("s" if step.count != 1 else "")
             return PlanLine("create", "good", f"{step.count} more {noun}", detail, step.why)
         case Promote() | Replace() | Quarantine() | Hold():
             return _healing_line(step, known)

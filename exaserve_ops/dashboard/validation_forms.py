@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from django import forms
@@ -44,7 +45,8 @@ class ValidationForm(forms.Form):
     engine_options = forms.CharField(
         required=False,
         widget=forms.Textarea(attrs={"rows": 3, "spellcheck": "false"}),
-        help_text="One “name = value” a line, for all engines that are tried. Empty: as usual.",
+        help_text="One “name = value” a line, for all engines that are tried; “vllm: name = value” for one."
+        " Empty: as usual.",
     )
     memory_mib = forms.IntegerField(
         min_value=0,
@@ -87,19 +89,18 @@ class ValidationForm(forms.Form):
         if isinstance(field, forms.MultipleChoiceField):
             field.choices = engine_choices()
 
-    def clean_engine_options(self) -> dict[str, Any]:
-        """Read lines of `name = value`."""
-        return read_options(self.cleaned_data["engine_options"])
+    def clean_engine_options(self) -> dict[str, dict[str, Any]]:
+        """Read lines of `name = value`, each for all engines or for the one that it names."""
+        engines = self.cleaned_data.get("engines", [])
+        return _options_by_engine(self.cleaned_data["engine_options"], engines)
 
 
 def wish_of(model: Model, data: dict[str, Any]) -> ValidationWish:
     """What the form asks for."""
-    engines = tuple(data["engines"])
-    options = data["engine_options"]
     return ValidationWish(
         model_id=model.pk,
-        engines=engines,
-        engine_options=dict.fromkeys(engines, options) if options else {},
+        engines=tuple(data["engines"]),
+        engine_options=data["engine_options"],
         replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
         accelerators_per_replica=data["accelerators_per_replica"],
         nodes=tuple(name.strip() for name in data["nodes"].split(",") if name.strip()),
@@ -109,3 +110,23 @@ def wish_of(model: Model, data: dict[str, Any]) -> ValidationWish:
         ttft_limit_seconds=data["ttft_limit_seconds"],
         itl_limit_seconds=data["itl_limit_seconds"],
     )
+
+
+def _options_by_engine(text: str, engines: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options of each engine that has some; what names the engine goes before what is for all.
+
+    Raises `ValidationError` for a line that is none, or that is for an engine that is not tried.
+    """
+    for_all: list[str] = []
+    for_one: dict[str, list[str]] = {engine: [] for engine in engines}
+    for line in text.splitlines():
+        engine, colon, rest = line.partition(":")
+        if not colon or "=" in engine:
+            for_all.append(line)
+        elif (engine := engine.strip()) in for_one:
+            for_one[engine].append(rest)
+        elif engines:  # else that is what is wrong
+            raise forms.ValidationError(f"“{line.strip()}” is for {engine}, which is not tried.")
+    common = read_options("\n".join(for_all))
+    found = {engine: common | read_options("\n".join(lines)) for engine, lines in for_one.items()}
+    return {engine: options for engine, options in found.items() if options}

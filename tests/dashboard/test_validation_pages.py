@@ -13,7 +13,7 @@ from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
 from exaserve_ops.validation.models import Validation
 from exaserve_ops.validation.services import advance_validation, begin_check, record_finding
 from tests.dashboard.conftest import World
-from tests.fakes.world import NOW
+from tests.fakes.world import NOW, make_node
 
 LEVELS = [
     {"at_once": 1, "tokens_per_second": 50.0, "ttft_p95_seconds": 0.1, "itl_seconds": 0.02},
@@ -81,6 +81,28 @@ def test_form_asks_for_a_validation_and_says_what_is_wrong(operator: Client, wor
     twice = operator.post(address, form | {"reason": "again"})
     assert twice.status_code == 422
     assert "has not ended" in twice.content.decode()
+
+
+def test_options_of_a_validation_may_be_for_one_engine_alone(operator: Client, world: World) -> None:  # noqa: ARG001 - a model
+    Validation.objects.all().delete()
+    model = Model.objects.order_by("name").first()
+    assert model is not None
+    node = make_node("with-vllm")
+    node.engines, node.engine_versions = ["torch", "vllm"], {"vllm": "0.33.0"}
+    node.save()
+    address = reverse("validation_new", args=[model.pk])
+    form = {"engines": ["torch", "vllm"], "accelerators_per_replica": 1, "most_at_once": 8, "idle_seconds": 5}
+    lines = "max_num_seqs = 3\nvllm: enforce_eager = true\n vllm : max_num_seqs = 4\n"
+    wrong = operator.post(address, form | {"reason": "x", "engine_options": lines + "sglang: page_size = 16"})
+    assert wrong.status_code == 422
+    assert "“sglang: page_size = 16” is for sglang, which is not tried." in wrong.content.decode()
+    lines += "vllm: extra_arguments = --seed 3:4"
+    made = operator.post(address, form | {"reason": "x", "engine_options": lines})
+    assert made.status_code == 302, made.context["form"].errors
+    assert Validation.objects.get().engine_options == {
+        "torch": {"max_num_seqs": 3},
+        "vllm": {"max_num_seqs": 4, "enforce_eager": True, "extra_arguments": "--seed 3:4"},
+    }
 
 
 def test_cancelling_wants_a_reason_and_ends_it(operator: Client, validation: Validation) -> None:

@@ -38,6 +38,7 @@ VLLM_OPTIONS: dict[str, Any] = {
     "max_num_seqs": 4,
     "prefix_caching_hash_algo": "sha256_cbor",
     "dtype": "float32",
+    "kv_connector": "NixlConnector",
 }
 """In float32 engines give the same tokens, but for what rounding makes of a tie."""
 DRAIN_SECONDS = 600

@@ -155,7 +155,8 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
         raise ConflictError(f"a deployment named '{wish.name}' exists") from error
     span = {"nodes for each": wish.nodes_per_replica} if wish.nodes_per_replica > 1 else {}
     on = "".join(f", {name} {value}" for name, value in (span | asked).items())
-    _record(deployment, "created", actor, now, f"{wish.replicas} replicas of {model.name}{on}")
+    noun = "replica" if wish.replicas == 1 else "replicas"
+    _record(deployment, "created", actor, now, f"{wish.replicas} {noun} of {model.name}{on}")
     return deployment
 
 
