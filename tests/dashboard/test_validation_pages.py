@@ -96,12 +96,12 @@ def test_options_of_a_validation_may_be_for_one_engine_alone(operator: Client, w
     wrong = operator.post(address, form | {"reason": "x", "engine_options": lines + "sglang: page_size = 16"})
     assert wrong.status_code == 422
     assert "“sglang: page_size = 16” is for sglang, which is not tried." in wrong.content.decode()
-    lines += "vllm: extra_arguments = --seed 3:4"
+    lines += "vllm: environment = VLLM_NOTE=a:b"
     made = operator.post(address, form | {"reason": "x", "engine_options": lines})
     assert made.status_code == 302, made.context["form"].errors
     assert Validation.objects.get().engine_options == {
         "torch": {"max_num_seqs": 3},
-        "vllm": {"max_num_seqs": 4, "enforce_eager": True, "extra_arguments": "--seed 3:4"},
+        "vllm": {"max_num_seqs": 4, "enforce_eager": True, "environment": "VLLM_NOTE=a:b"},
     }
 
 
