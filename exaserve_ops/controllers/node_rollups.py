@@ -60,6 +60,9 @@ class NodeRollupRecorder:
         samples.add_requests(
             [load.requests_running for load in loads], [load.requests_waiting for load in loads]
         )
+        samples.add_engine_ttfts(
+            [load.ttft_p50_seconds for load in loads], [load.ttft_p99_seconds for load in loads]
+        )
         if beat.host is not None:
             samples.add_host(beat.host)
         samples.add_cards(beat.accelerator_loads)

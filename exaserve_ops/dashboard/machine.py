@@ -47,7 +47,7 @@ class RowPlan:
 _PLANS = (
     RowPlan(
         "TTFT", "seconds", (("ttft_p50_seconds", "p50"), ("ttft_p99_seconds", "p99")),
-        hint="Until the first token of the answers of its replicas, as gateways saw it.",
+        hint="Until the first token of its replicas' answers, as gateways saw it; else as its engines tell.",
     ),
     RowPlan(
         "Requests", "requests", (("requests_waiting", "waiting"), ("requests_running", "running")),
@@ -98,7 +98,7 @@ _PLANS = (
     RowPlan(
         "RDMA", "bytes_per_second",
         (("rdma_receive_bytes_per_second", "in"), ("rdma_send_bytes_per_second", "out")),
-        instead_of="rdma_used_ratio", hint="All ports; how fast they are is not told.", what="RDMA",
+        instead_of="rdma_used_ratio", hint="All ports; how fast they are is not told.",
     ),
     RowPlan(
         "Disks", "bytes_per_second",

@@ -16,16 +16,16 @@ from workers.agent import accelerator_loads, nvml_child
 from workers.agent.accelerator_loads import AcceleratorLoads
 from workers.agent.config import AgentConfig, ConfigError
 from workers.agent.nvml_child import NvmlChild
-from workers.probes.accelerators import Survey
+from workers.probes.accelerators import Survey, accelerator_info
 from workers.probes.devices import Device
 
 FAKE = (sys.executable, str(Path(nvml_library.__file__)))
 
 
 def survey(*uuids: str, kind: str = "cuda") -> Survey:
-    return Survey(
-        (), devices=tuple(Device(uuid, kind, ordinal=n, power_watts=9.0) for n, uuid in enumerate(uuids))
-    )
+    devices = tuple(Device(uuid, kind, ordinal=n, power_watts=9.0) for n, uuid in enumerate(uuids))
+    of_others = Device("GPU-of-others", kind, ordinal=99)
+    return Survey(tuple(map(accelerator_info, devices)), devices=(*devices, of_others))
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -99,6 +99,16 @@ def test_page_that_is_none_leaves_what_others_tell(exporter: Exporter, page: str
     loads = AcceleratorLoads(lambda: survey("GPU-1", kind="rocm"), dcgm_url=exporter.url)
     loads.look()
     assert [load.sources for load in loads.read()] == [("amd-smi",)]
+
+
+def test_card_that_is_cut_into_slices_is_told_of_as_a_whole() -> None:
+    card = Device("GPU-1", "cuda", split=True, power_watts=9.0)
+    piece = Device("MIG-1", "cuda", parent_uuid="GPU-1", profile="3g.40gb", power_watts=1.0)
+    found = Survey((accelerator_info(piece),), devices=(card, piece))
+    loads = AcceleratorLoads(lambda: found, nvml=NvmlChild(1.0, (sys.executable, "-c", "")))
+    loads.look()
+    assert [(load.uuid, load.power_watts) for load in loads.read()] == [("GPU-1", 9.0)]
+    loads.stop()
 
 
 def test_library_is_asked_in_a_process_that_ends_with_its_agent() -> None:

@@ -55,6 +55,17 @@ def test_minute_has_means_of_what_adds_up_and_peaks_of_what_hurts() -> None:
     assert (plain["cpu_busiest_ratio"], plain["disk_read_bytes_per_second"]) == (None, None)
 
 
+def test_engines_tell_of_first_tokens_where_no_gateway_did() -> None:
+    samples = NodeSamples()
+    samples.add_engine_ttfts([0.1, None, 0.3, 0.2], [1.0, None, 3.0])
+    samples.add_engine_ttfts([0.4], [2.0])
+    plain = samples.summarise().plain
+    assert (plain["ttft_p50_seconds"], plain["ttft_p99_seconds"]) == (pytest.approx(0.3), 3.0)
+    samples.add_answer(0.5)
+    plain = samples.summarise().plain
+    assert (plain["ttft_p50_seconds"], plain["ttft_p99_seconds"]) == (0.5, 0.5)
+
+
 def test_node_that_says_nothing_has_no_zeros() -> None:
     samples = NodeSamples()
     samples.add_host(HostTelemetry())

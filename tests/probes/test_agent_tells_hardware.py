@@ -11,6 +11,7 @@ from tests.probes import fake_tools
 from tests.probes.fake_tools import sample
 from workers.probes.nvidia import parse_list
 from workers.protocol import v1
+from workers.protocol.machine import AcceleratorLoad
 
 
 def test_hello_has_cards_links_and_notes_and_heartbeats_have_strangers(tmp_path: Path) -> None:
@@ -26,6 +27,7 @@ def test_hello_has_cards_links_and_notes_and_heartbeats_have_strangers(tmp_path:
         try:
             hello = wait_for(lambda: _first_hello(node), "a hello")
             beat = wait_for(lambda: _first_with_stranger(node), "a stranger in a heartbeat")
+            loads = wait_for(lambda: _first_loads(node), "loads of cards in a heartbeat")
         finally:
             node.close()
     assert [a.uuid for a in hello.accelerators] == [uuids[2], uuids[0]]
@@ -35,6 +37,8 @@ def test_hello_has_cards_links_and_notes_and_heartbeats_have_strangers(tmp_path:
     assert [end.name for end in hello.topology.endpoints[:8]] == uuids
     assert hello.probe_notes == (f"{uuids[0]} temperature: ERR!",)
     assert beat.unknown_processes[0].accelerator_uuid == uuids[2]
+    assert {load.uuid for load in loads} == {uuids[0], uuids[2]}, "of its own cards alone"
+    assert {load.uuid for load in loads if load.temperature_celsius is None} == {uuids[0]}
     assert beat.unknown_processes[0].memory_bytes == 512 << 20
     assert beat.unknown_processes[0].start_ticks > 0
     assert not beat.unknown_processes[0].left_over
@@ -43,6 +47,11 @@ def test_hello_has_cards_links_and_notes_and_heartbeats_have_strangers(tmp_path:
 
 def _first_hello(node: Node) -> v1.Hello | None:
     return next((report for report in node.read() if isinstance(report, v1.Hello)), None)
+
+
+def _first_loads(node: Node) -> tuple[AcceleratorLoad, ...]:
+    beats = (report for report in node.read() if isinstance(report, v1.Heartbeat))
+    return next((beat.accelerator_loads for beat in beats if beat.accelerator_loads), ())
 
 
 def _first_with_stranger(node: Node) -> v1.Heartbeat | None:

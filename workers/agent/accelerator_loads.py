@@ -123,6 +123,6 @@ class AcceleratorLoads:
         if self._page is not None:
             self._page.fetch()
             sources.insert(0, self._page.read())
-        known = {device.uuid for device in survey.devices}
-        # A page may tell of cards that this agent was not given.
-        self._made = now, tuple(load for load in merge_loads(sources) if load.uuid in known)
+        own = {found.parent_uuid or found.uuid for found in (*survey.accelerators, *survey.split_cards)}
+        # Every source tells of all cards of the machine; some may be another agent's.
+        self._made = now, tuple(load for load in merge_loads(sources) if load.uuid in own)

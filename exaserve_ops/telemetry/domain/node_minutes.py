@@ -110,8 +110,8 @@ SERVING_MEASURES = (
     Measure("requests_running", "requests", "mean"),
     Measure("requests_waiting", "requests", "most"),
 )
-"""What the node's replicas did meanwhile: the first tokens of their answers as gateways saw them, and all
-their requests together."""
+"""What the node's replicas did meanwhile: the first tokens of their answers as gateways saw them, or where
+none came through a gateway as their engines tell, and all their requests together."""
 PLAIN_MEASURES = (*SERVING_MEASURES, *HOST_MEASURES)
 """One value in each row; those of cards have a list, in the order of `card_ordinals`."""
 
@@ -162,6 +162,8 @@ class NodeSamples:
         self._running = Gathered()
         self._waiting = Gathered()
         self._ttfts: deque[float] = deque(maxlen=MOST_ANSWERS)
+        self._engine_p50 = Gathered()
+        self._engine_p99 = Gathered()
 
     def add_host(self, host: HostLoad) -> None:
         """Take in what the machine says of itself."""
@@ -189,12 +191,17 @@ class NodeSamples:
         """Take in the first token of one answer."""
         self._ttfts.append(ttft_seconds)
 
+    def add_engine_ttfts(self, p50: Iterable[float | None], p99: Iterable[float | None]) -> None:
+        """Take in what engines say of their own first tokens: the middle replica's, and the worst one's."""
+        self._engine_p50.add(quantile(sorted(value for value in p50 if value is not None), 0.50))
+        self._engine_p99.add(max((value for value in p99 if value is not None), default=None))
+
     def summarise(self) -> NodeMinuteLoad:
         """What is kept of the minute."""
         ttfts = sorted(self._ttfts)
         plain = {
-            "ttft_p50_seconds": quantile(ttfts, 0.50),
-            "ttft_p99_seconds": quantile(ttfts, 0.99),
+            "ttft_p50_seconds": quantile(ttfts, 0.50) if ttfts else self._engine_p50.settle("mean"),
+            "ttft_p99_seconds": quantile(ttfts, 0.99) if ttfts else self._engine_p99.settle("most"),
             "requests_running": self._running.settle("mean"),
             "requests_waiting": self._waiting.settle("most"),
         }
