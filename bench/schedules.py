@@ -322,10 +322,9 @@ class ScheduleRun:
             self._compute(plan)
 
     def _compute(self, plan: StepPlan) -> None:
-        batch = self._subject.model.lay_out(plan.chunks)
-        tokens = self._subject.model.choose(batch, [Choice(0.0, 1.0, 0.0)] * len(batch.sampled_chunks))
+        sampled = self._subject.model.compute(plan.chunks, lambda _: Choice(0.0, 1.0, 0.0))
         self._scheduler.complete(plan)
-        for chunk, token in zip(batch.sampled_chunks, tokens, strict=True):
+        for chunk, token in sampled:
             sequence = chunk.sequence
             sequence.tokens.append(token)
             self._subject.tally.tokens += 1

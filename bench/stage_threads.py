@@ -16,11 +16,13 @@ from workers.engines.torch_engine.config import ModelConfig, read_model_config, 
 from workers.engines.torch_engine.kv_pool import KvPool, allocate_pool
 from workers.engines.torch_engine.model import Decoder, StepModel
 from workers.engines.torch_engine.stage_group import StageGroup, StageGroupError
-from workers.engines.torch_engine.staged_model import FirstStage, LaterStage
+from workers.engines.torch_engine.staged_model import FirstStage, LaterStage, Split
 from workers.engines.torch_engine.weights import load_weights
 
 CPU = torch.device("cpu")
 _STEP_SECONDS = 60.0
+_SPLIT = Split(most_parts=4, least_rows=5)
+"""So that small steps go in parts, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def join_parts(parts: Sequence[LoadedPart]) -> StepModel:
             step_seconds=_STEP_SECONDS,
         )
         threading.Thread(target=_serve, args=(stage,), daemon=True).start()
-    return FirstStage(parts[0].decoder, first, step_seconds=_STEP_SECONDS)
+    return FirstStage(parts[0].decoder, first, step_seconds=_STEP_SECONDS, split=_SPLIT)
 
 
 def _serve(stage: LaterStage) -> None:

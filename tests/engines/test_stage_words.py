@@ -30,6 +30,7 @@ from workers.engines.torch_engine.stage_link import (
     connect,
 )
 from workers.engines.torch_engine.stage_wire import StageWireError, decode_order, encode_order
+from workers.engines.torch_engine.staged_model import Split, split_step
 from workers.protocol.digests import KV_BLOCK_TOKENS
 
 BLOCKS = 50
@@ -275,3 +276,19 @@ def test_nothing_of_what_stages_say_is_unpickled() -> None:
     sources = [path.read_text("utf-8") for path in folder.glob("stage*.py")]
     assert sources
     assert not [text for text in sources if "pickle" in text or "_object" in text]
+
+
+@given(
+    counts=st.lists(st.integers(1, 90), min_size=1, max_size=6),
+    most=st.integers(1, 6),
+    least=st.integers(1, 60),
+)
+def test_a_step_in_parts_has_all_its_rows_in_order(counts: list[int], most: int, least: int) -> None:
+    whole = [Chunk(Sequence(str(n), [1] * (count + 3 + n % 2)), 3, count) for n, count in enumerate(counts)]
+    parts = split_step(whole, Split(most, least))
+    pieces = [piece for part in parts for piece in part]
+    rows = [(c.sequence.request_id, at) for c in pieces for at in range(c.start, c.end)]
+    assert rows == [(c.sequence.request_id, at) for c in whole for at in range(c.start, c.end)]
+    assert len(parts) <= most
+    assert len(parts) == 1 or sum(counts) >= len(parts) * least
+    assert sum(piece.samples for piece in pieces) == sum(chunk.samples for chunk in whole)

@@ -21,7 +21,8 @@ SILENCE_SECONDS = 6.0
 GREEDY = {"temperature": 0}
 SEEDED = {"temperature": 1.0, "seed": 11}
 NUCLEUS = {"temperature": 0.8, "top_p": 0.7, "seed": 12}
-PROMPT = "Once upon a time there was a pipeline. " * 6
+PROMPT = "Once upon a time there was a pipeline. " * 16
+"""Some 200 tokens or more: it takes several steps, and the first one goes through the stages in parts."""
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def single(forks: StageForks, demo_model: Path) -> StagedReplica:
 
 @pytest.fixture(scope="module")
 def staged(forks: StageForks, demo_model: Path) -> StagedReplica:
-    replica = forks.start(demo_model, 3, max_num_batched_tokens=64)
+    replica = forks.start(demo_model, 3, max_num_batched_tokens=192)
     replica.wait_ready()
     return replica
 

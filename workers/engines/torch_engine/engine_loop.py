@@ -18,8 +18,8 @@ from workers.engines.openai_server.port import GenerationTask
 from workers.engines.openai_server.stop_strings import TextEnd, text_end
 from workers.engines.openai_server.stream import Delta, FinishReason, GenerationStream, push_deltas
 from workers.engines.torch_engine.model import StepModel
-from workers.engines.torch_engine.sampling import Sampler
-from workers.engines.torch_engine.scheduler import Scheduler, Sequence, StepPlan
+from workers.engines.torch_engine.sampling import Choice, Sampler
+from workers.engines.torch_engine.scheduler import Chunk, Scheduler, Sequence, StepPlan
 from workers.engines.torch_engine.tokenizer import IncrementalDecoder, ModelTokenizer
 from workers.kv.tiers.sessions import SessionRow, SessionTable, Turn
 from workers.kv.tiers.store import TieredStore
@@ -245,13 +245,12 @@ class EngineLoop:
             self._wait_for_room()
             return
         began = time.monotonic()
-        batch = self._model.lay_out(plan.chunks)
-        requests = [self._requests[c.sequence.request_id] for c in batch.sampled_chunks]
-        tokens = self._model.choose(batch, [request.sampler.next_choice() for request in requests])
+        sampled = self._model.compute(plan.chunks, self._next_choice)
         self._note_pace(plan, time.monotonic() - began)
         self._scheduler.complete(plan)
         deltas = []
-        for request, token in zip(requests, tokens, strict=True):
+        for chunk, token in sampled:
+            request = self._requests[chunk.sequence.request_id]
             request.sequence.tokens.append(token)
             delta = self._read_token(request, token)
             if delta.finish is not None:
@@ -261,6 +260,9 @@ class EngineLoop:
             deltas.append((request.stream, delta))
         self._note_load()
         push_deltas(deltas)
+
+    def _next_choice(self, chunk: Chunk) -> Choice:
+        return self._requests[chunk.sequence.request_id].sampler.next_choice()
 
     def _wait_for_room(self) -> None:
         """Pause while requests wait for blocks that other replicas have yet to give back."""

@@ -34,7 +34,7 @@ from workers.engines.torch_engine.shared_weights import CopyKind, map_weights
 from workers.engines.torch_engine.stage_company import Company
 from workers.engines.torch_engine.stage_facts import StageFacts, name_model
 from workers.engines.torch_engine.stage_meeting import connect_group, settle_blocks
-from workers.engines.torch_engine.staged_model import FirstStage, LaterStage
+from workers.engines.torch_engine.staged_model import FirstStage, LaterStage, choose_split
 from workers.engines.torch_engine.tier_memory import open_tiers
 from workers.engines.torch_engine.tokenizer import ModelTokenizer
 from workers.engines.torch_engine.weights import ModelWeights, load_weights
@@ -243,7 +243,12 @@ def _lead(decoder: Decoder, settings: EngineSettings, company: Company | None) -
     if company is None or settings.stage is None:
         return decoder
     group = connect_group(company, settings.stage)
-    return FirstStage(decoder, group, step_seconds=settings.stage.step_seconds)
+    return FirstStage(
+        decoder,
+        group,
+        step_seconds=settings.stage.step_seconds,
+        split=choose_split(settings.stage.count, decoder.device.type),
+    )
 
 
 def _step_limits(settings: EngineSettings, device: torch.device) -> SchedulerLimits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,15 +42,15 @@ _GROUP_BYTES = 1024 * 1024
 and multiplying costs half of what goes through memory."""
 
 
+ChoiceOf = Callable[[Chunk], Choice]
+"""How the token that follows a chunk is chosen; asked once for each one that samples."""
+
+
 class StepModel(Protocol):
     """What the loop computes steps with."""
 
-    def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
-        """Turn a step's chunks into what `choose` takes."""
-        ...
-
-    def choose(self, batch: StepBatch, choices: Sequence[Choice]) -> list[int]:
-        """Compute all rows; choose the next token of each sampled one, in the order of `sampled_chunks`."""
+    def compute(self, chunks: Sequence[Chunk], choice_of: ChoiceOf) -> list[tuple[Chunk, int]]:
+        """Fill the chunks' slots; return those that sample, in any order, each with its next token."""
         ...
 
 
@@ -114,9 +114,11 @@ class Decoder:
         """The same for chunks that another stage has grouped: rows have to be in its order."""
         return self._builder.build_groups(groups)
 
-    def choose(self, batch: StepBatch, choices: Sequence[Choice]) -> list[int]:
-        """Compute all rows and choose the next token of each sampled one, as `StepModel`."""
-        return choose_tokens(self.forward(batch), choices)
+    def compute(self, chunks: Sequence[Chunk], choice_of: ChoiceOf) -> list[tuple[Chunk, int]]:
+        """See `StepModel`."""
+        batch = self.lay_out(chunks)
+        choices = [choice_of(chunk) for chunk in batch.sampled_chunks]
+        return list(zip(batch.sampled_chunks, choose_tokens(self.forward(batch), choices), strict=True))
 
     @torch.inference_mode()
     def forward(self, batch: StepBatch, hidden: Tensor | None = None) -> Tensor:

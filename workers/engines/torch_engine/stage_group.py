@@ -59,6 +59,24 @@ class BoardStore(Store):
             self.get(key)
 
 
+class Coming:
+    """A tensor on its way to or from another stage."""
+
+    def __init__(self, work: Work, other: int, own: int) -> None:
+        """Wait for `work` of stage `own` with another."""
+        self._work = work
+        self._other = other
+        self._own = own
+
+    def wait(self, *, seconds: float | None) -> None:
+        """Wait for at most so long (`None`: for ever). Raises `StageGroupError`; nothing comes after that."""
+        try:
+            self._work.wait(_FOREVER if seconds is None else timedelta(seconds=seconds))
+        except RuntimeError as error:
+            text = f"stage {self._other} does not answer stage {self._own}: {error}"
+            raise StageGroupError(text) from error
+
+
 class StageGroup:
     """Sends to the next stage, receives from the one before; the last one's next is the first."""
 
@@ -79,19 +97,16 @@ class StageGroup:
     def send(self, tensor: Tensor, *, seconds: float) -> None:
         """Send to the next stage. Raises `StageGroupError`."""
         tag = _ANSWER if self._next == 0 else _ORDER
-        self._wait(self._gloo.send([tensor], self._next, tag), self._next, seconds)
+        Coming(self._gloo.send([tensor], self._next, tag), self._next, self._number).wait(seconds=seconds)
 
     def receive(self, into: Tensor, *, seconds: float | None) -> None:
         """Receive from the stage before, waiting for at most so long (`None`: for ever). As above."""
-        tag = _ANSWER if self._number == 0 else _ORDER
-        self._wait(self._gloo.recv([into], self._before, tag), self._before, seconds)
+        self.expect(into).wait(seconds=seconds)
 
-    def _wait(self, work: Work, other: int, seconds: float | None) -> None:
-        try:
-            work.wait(_FOREVER if seconds is None else timedelta(seconds=seconds))
-        except RuntimeError as error:
-            text = f"stage {other} does not answer stage {self._number}: {error}"
-            raise StageGroupError(text) from error
+    def expect(self, into: Tensor) -> Coming:
+        """Be ready to receive from the stage before; what comes first is for what was expected first."""
+        tag = _ANSWER if self._number == 0 else _ORDER
+        return Coming(self._gloo.recv([into], self._before, tag), self._before, self._number)
 
     def _check(self, other: int, key: bytes) -> None:
         """Prove to a neighbour that the key is known here, and have it prove the same."""

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from workers.engines.torch_engine.batch import StepBatch
-from workers.engines.torch_engine.model import Decoder
-from workers.engines.torch_engine.sampling import Choice, choose_tokens
+from workers.engines.torch_engine.model import ChoiceOf, Decoder
+from workers.engines.torch_engine.sampling import choose_tokens
 from workers.engines.torch_engine.scheduler import Chunk
-from workers.engines.torch_engine.stage_group import StageGroup
+from workers.engines.torch_engine.stage_group import Coming, StageGroup
 from workers.engines.torch_engine.stage_wire import (
     HEADER_NUMBERS,
     MOST_MESSAGE_BYTES,
@@ -22,6 +21,8 @@ from workers.engines.torch_engine.stage_wire import (
 )
 
 _MOST_ROWS = 1 << 24
+_PARTS_OF_A_STAGE = 2
+_LEAST_ROWS = {"cpu": 64, "cuda": 512}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +38,91 @@ class _Header:
         return torch.tensor((self.step, self.message_bytes, self.rows, self.choices))
 
 
-class FirstStage:
-    """Computes the first layers, has the others compute theirs, and returns what the last one chose."""
+@dataclass(frozen=True, slots=True)
+class Split:
+    """When a step goes through the stages in parts."""
 
-    def __init__(self, decoder: Decoder, group: StageGroup, *, step_seconds: float) -> None:
+    most_parts: int
+    least_rows: int
+    """Fewer rows are computed in about the time of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenPart:
+    """What was asked of the other stages."""
+
+    step: int
+    sampled: tuple[Chunk, ...]
+    answer: Tensor
+    coming: Coming
+
+
+def choose_split(stages: int, device_kind: str) -> Split:
+    """Two parts for each stage leave a stage without work for a fifth of a step, or less."""
+    return Split(_PARTS_OF_A_STAGE * stages, _LEAST_ROWS.get(device_kind, _LEAST_ROWS["cuda"]))
+
+
+def split_step(chunks: Sequence[Chunk], split: Split) -> list[list[Chunk]]:
+    """Split a step into parts of about as many rows, cutting chunks where it must be.
+
+    Parts are computed in order, so a chunk's second piece finds what the first one has written.
+    """
+    rows = sum(chunk.count for chunk in chunks)
+    parts = max(1, min(split.most_parts, rows // split.least_rows))
+    size = -(-rows // parts)
+    found: list[list[Chunk]] = [[]]
+    room = size
+    for chunk in chunks:
+        at = chunk.start
+        while at < chunk.end:
+            if room == 0:
+                found.append([])
+                room = size
+            count = min(room, chunk.end - at)
+            found[-1].append(Chunk(chunk.sequence, at, count))
+            at, room = at + count, room - count
+    return found
+
+
+class FirstStage:
+    """Computes the first layers, has the others compute theirs, and returns what the last one chose.
+
+    Long steps go through the stages in parts, so that a stage computes one while the next has another.
+    """
+
+    def __init__(self, decoder: Decoder, group: StageGroup, *, step_seconds: float, split: Split) -> None:
         """Lead the others with `decoder`'s layers; they have `step_seconds` for each step."""
         self._decoder = decoder
         self._group = group
         self._step_seconds = step_seconds
+        self._split = split
         self._step = 0
 
-    def lay_out(self, chunks: Sequence[Chunk]) -> StepBatch:
-        """Turn a step's chunks into what `choose` takes."""
-        return self._decoder.lay_out(chunks)
-
-    def choose(self, batch: StepBatch, choices: Sequence[Choice]) -> list[int]:
+    def compute(self, chunks: Sequence[Chunk], choice_of: ChoiceOf) -> list[tuple[Chunk, int]]:
         """See `StepModel`. Raises `StageGroupError` when a stage is lost or takes too long."""
+        open_parts = [self._begin(part, choice_of) for part in split_step(chunks, self._split)]
+        return [answered for part in open_parts for answered in self._finish(part)]
+
+    def _begin(self, chunks: Sequence[Chunk], choice_of: ChoiceOf) -> _OpenPart:
+        batch = self._decoder.lay_out(chunks)
         hidden = self._decoder.forward(batch)
         self._step += 1
+        choices = [choice_of(chunk) for chunk in batch.sampled_chunks]
+        answer = torch.empty(1 + len(choices), dtype=torch.long)
+        # Before anything is sent: who sends waits for who receives, and they must never wait in a circle.
+        coming = self._group.expect(answer)
         message = encode_order(batch.groups, choices)
         header = _Header(self._step, len(message), len(hidden), len(choices))
         told = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         _send_rows(self._group, header, told, hidden, seconds=self._step_seconds)
-        answer = torch.empty(1 + len(choices), dtype=torch.long)
-        self._group.receive(answer, seconds=self._step_seconds)
-        step, *tokens = answer.tolist()
-        if step != self._step:
-            raise StageWireError(f"an answer to step {step}, and this is {self._step}")
-        return tokens
+        return _OpenPart(self._step, batch.sampled_chunks, answer, coming)
+
+    def _finish(self, part: _OpenPart) -> list[tuple[Chunk, int]]:
+        part.coming.wait(seconds=self._step_seconds)
+        step, *tokens = part.answer.tolist()
+        if step != part.step:
+            raise StageWireError(f"an answer to step {step}, and this is {part.step}")
+        return list(zip(part.sampled, tokens, strict=True))
 
 
 class LaterStage:
