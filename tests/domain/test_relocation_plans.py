@@ -216,6 +216,9 @@ def test_kv_goes_along_only_where_that_is_faster_and_possible() -> None:
     short = estimate_move(16, RATES, same_node=True, same_layout=True)
     assert (short.way, short.kv_bytes) == (RECOMPUTE, 0)
     assert estimate_move(8000, RATES, same_node=True, same_layout=False).way == RECOMPUTE
+    assert estimate_move(0, RATES, same_node=True, same_layout=True).way == TRANSFER, (
+        "its length is not known"
+    )
     unknown = estimate_move(8000, Rates(1000), same_node=True, same_layout=True)
     assert unknown.way == TRANSFER
     assert "not both ways were measured" in unknown.sentence()

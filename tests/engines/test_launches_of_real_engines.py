@@ -153,9 +153,11 @@ def test_ranks_of_four_nodes_with_eight_cards_each_meet_at_one_place() -> None:
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "simulated", "torch"])
 def test_ranks_talk_by_the_interface_and_adapters_of_their_node(engine: str) -> None:
-    options = {"vllm": {"tensor_parallel_size": 2}, "sglang": {"tp_size": 2}}.get(engine, {})
+    options = {
+        "vllm": {"tensor_parallel_size": 2}, "sglang": {"tp_size": 2}, "torch": {"pipeline_stages": 2}
+    }.get(engine, {})  # fmt: skip
     adapter = {"vllm": VLLM, "sglang": SGLANG}.get(engine) or ENGINES[engine]
-    context = context_for({"sglang": SGLANG}.get(engine, VLLM), options)
+    context = context_for({"sglang": SGLANG}.get(engine, VLLM), {} if engine == "torch" else options)
     rank = NodeRank(0, 2, "10.0.0.1", 45_000, interface="eth1", adapters=("mlx5_0", "mlx5_3"))
     environment = adapter.build_launch(options, replace(context, rank=rank)).env
     assert environment["NCCL_SOCKET_IFNAME"] == "=eth1"
@@ -252,6 +254,7 @@ def test_what_was_exported_comes_free_whatever_the_version_and_as_was_asked_for(
     ("engine", "options", "moves"),
     [
         ("torch", {}, "block_transfer"),
+        ("torch", {"pipeline_stages": 2}, "none"),
         ("simulated", {}, "none"),
         ("vllm", {}, "warm_prefill"),
         ("vllm", {"kv_connector": "NixlConnector"}, "export_import"),
@@ -270,6 +273,14 @@ def test_engines_state_what_they_can_do_for_a_session_that_moves(
     engine: str, options: EngineOptions, moves: str
 ) -> None:
     assert session_moves(engine, options) == moves
+
+
+def test_replicas_over_several_nodes_send_no_kv() -> None:
+    nixl: EngineOptions = {"kv_connector": "NixlConnector"}
+    assert session_moves("vllm", nixl, nodes=2) == "warm_prefill"
+    tp = nixl | {"tensor_parallel_size": 2}
+    context = replace(context_for(VLLM, tp), rank=NodeRank(0, 2, "10.0.0.1", 45_000))
+    assert VLLM.build_launch(tp, context).env["EXAOPS_SESSION_MOVES"] == "warm_prefill"
 
 
 def test_what_moves_sessions_stands_around_every_server_of_vllm() -> None:

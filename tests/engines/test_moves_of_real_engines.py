@@ -190,13 +190,22 @@ def test_turn_that_runs_is_never_moved_and_one_that_begins_is_told(pair: House) 
 
 def test_move_that_fails_leaves_the_session_whole_and_the_next_try_succeeds(pair: House) -> None:
     pair.turn("here", {"messages": FIRST, "stream": True})
-    pair.engines["there"].fails_imports = True
+    pair.engines["there"].fails = True
     status, told = pair.move("here", "there")
     assert (status, told["error"]["code"]) == (502, "engine_refused")
     assert len(pair.fabric.held) == 1, "it is the connector's lease that ends this"
-    pair.engines["there"].fails_imports = False
+    pair.engines["there"].fails = False
     assert pair.move("here", "there")[1]["carrier"] == "nixl"
     assert cached(pair.turn("here", {"messages": SECOND})) >= words_of(STORY, ANSWER)
+
+
+def test_target_computes_what_did_not_come_and_says_so(pair: House) -> None:
+    pair.turn("here", {"messages": FIRST, "stream": True})
+    pair.engines["there"].fails_imports = True
+    status, told = pair.move("here", "there")
+    assert (status, told["carrier"], told["sent_bytes"]) == (200, "computed", 0)
+    assert told["why"].startswith("its KV did not come: The engine answered 500")
+    assert cached(pair.turn("there", {"messages": SECOND})) >= words_of(STORY, ANSWER)
 
 
 def test_target_that_is_not_there_or_moves_nothing_is_said_before_anything_is_exported(house: House) -> None:

@@ -41,6 +41,8 @@ class ScriptedEngine:
     requests: list[dict[str, Any]] = field(default_factory=list)
     pulled_bytes: int = 0
     fails_imports: bool = False
+    fails: bool = False
+    """Answers nothing but refusals."""
     exports_nothing: bool = False
     calls_a_tool: bool = False
     holds: threading.Event = field(default_factory=threading.Event)
@@ -68,6 +70,9 @@ class ScriptedEngine:
 
     async def _complete(self, path: str, asked: dict[str, Any], send: Send) -> None:
         self.requests.append(asked)
+        if self.fails:
+            await _answer(send, 503, b'{"error": {"message": "engine dead"}}')
+            return
         is_chat = path == "/v1/chat/completions"
         tokens = _rendered(asked) if is_chat else tuple(str(asked["prompt"]).split())
         params = asked.get("kv_transfer_params") or {}

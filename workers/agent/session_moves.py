@@ -171,6 +171,7 @@ def _result(
             seconds=seconds,
             turn_began=bool(told.get("turn_began", True)),
             carrier=str(told.get("carrier", ""))[:_CODE_CHARACTERS],
+            reason=str(told.get("why", ""))[:_REASON_CHARACTERS],
         )
     error = told.get("error")
     known = error if isinstance(error, dict) else {}

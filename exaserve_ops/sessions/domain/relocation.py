@@ -290,7 +290,9 @@ def estimate_move(
     transfer = rates.fixed_seconds + sent if sent is not None else None
     recompute = tokens / rates.prefill_tokens_per_second if rates.prefill_tokens_per_second else None
     way = TRANSFER
-    if not same_layout or (transfer is not None and recompute is not None and transfer >= recompute):
+    # Of a context of no known length neither figure says anything: then its KV goes along.
+    is_slower = tokens > 0 and transfer is not None and recompute is not None and transfer >= recompute
+    if not same_layout or is_slower:
         is_quick = recompute is None or recompute <= MOST_PREFILL_SECONDS
         way = PREFILL if knows_text and is_quick else RECOMPUTE
     return Estimate(kv_bytes if way == TRANSFER else 0, transfer, recompute, way)

@@ -300,7 +300,7 @@ def _serving(deployments: Collection[UUID]) -> list[Replica]:
         deployment__in=deployments, status__in=(states.READY, states.DRAINING), role=Replica.Role.SERVING
     )
     heavy = ("release__model__config", "release__model__architecture", "exit_log_tail")
-    return list(rows.select_related("node", "release__model").defer(*heavy))
+    return list(rows.select_related("node", "deployment", "release__model").defer(*heavy))
 
 
 def _active_tokens(deployments: Collection[UUID], now: datetime) -> dict[UUID, int | None]:
@@ -321,7 +321,8 @@ def _holder(replica: Replica, rooms: Mapping[str, ReplicaRoom], active_tokens: i
     room = rooms.get(str(replica.pk), ReplicaRoom())
     release = replica.release
     is_real = node is not None and not node.simulated
-    moves = session_moves(release.engine, release.engine_options) if is_real else NO_MOVES
+    nodes = replica.deployment.nodes_per_replica
+    moves = session_moves(release.engine, release.engine_options, nodes=nodes) if is_real else NO_MOVES
     return Holder(
         replica_id=str(replica.pk),
         node_id=str(replica.node_id),

@@ -150,7 +150,8 @@ def _meaning(sent: Sent, trigger: str, way: str) -> tuple[str, str, dict[str, in
         facts["way"] = PREFILL
     if sent.turn_began:
         return "drop", "a turn began meanwhile", facts
-    return "arrived", f"{sent.target_tokens} tokens {'were computed' if computed else 'are'} there", facts
+    said = f"{sent.target_tokens} tokens {'were computed' if computed else 'are'} there"
+    return "arrived", f"{said}: {sent.reason}" if sent.reason else said, facts
 
 
 def _unsent(sent: Sent, trigger: str, way: str) -> tuple[str, str, dict[str, int | float | str]]:

@@ -226,7 +226,8 @@ def _environment(
     environment.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     if options.get("enable_sleep_mode"):
         environment["VLLM_SERVER_DEV_MODE"] = "1"  # its control paths exist only then
-    environment[ENV_SESSION_MOVES] = session_moves(VLLM, options)
+    nodes = 1 if context.rank is None else context.rank.nodes
+    environment[ENV_SESSION_MOVES] = session_moves(VLLM, options, nodes=nodes)
     if NIXL in ports:
         environment |= _nixl_environment(context, install, ports[NIXL])
     if context.accelerator_kind == "cpu":

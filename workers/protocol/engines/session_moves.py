@@ -30,13 +30,14 @@ _KV_SHAPE = {
 """Options that decide what KV looks like in memory: it moves only between replicas that have them alike."""
 
 
-def session_moves(engine: str, options: Options) -> Moves:
-    """What an engine with these options can do."""
+def session_moves(engine: str, options: Options, *, nodes: int = 1) -> Moves:
+    """What an engine with these options can do, one replica of which runs on so many nodes."""
     match engine:
         case own.TORCH:
-            return BLOCK_TRANSFER
+            # Stages have a part of the layers each.
+            return BLOCK_TRANSFER if whole(options, "pipeline_stages", 1) == 1 else NO_MOVES
         case vllm.VLLM:
-            return _vllm(options)
+            return _vllm(options, nodes)
         case sglang.SGLANG:
             # Copies of one replica keep caches of their own, and a turn may go to any of them.
             keeps_prefixes = not options.get("disable_radix_cache") and whole(options, "dp_size", 1) == 1
@@ -45,12 +46,12 @@ def session_moves(engine: str, options: Options) -> Moves:
             return NO_MOVES
 
 
-def _vllm(options: Options) -> Moves:
+def _vllm(options: Options, nodes: int) -> Moves:
     if options.get("enable_prefix_caching") is False or whole(options, "data_parallel_size", 1) > 1:
         return NO_MOVES
     pulls = options.get("kv_connector") in _PULLED and options.get("kv_role", "kv_both") == "kv_both"
-    # Stages each have a part of the layers, and kvcached's memory comes and goes: neither was tried with it.
-    is_plain = whole(options, "pipeline_parallel_size", 1) == 1 and not options.get("kvcached")
+    # Stages, ranks on other nodes, and kvcached's memory that comes and goes: none was tried with it.
+    is_plain = nodes == whole(options, "pipeline_parallel_size", 1) == 1 and not options.get("kvcached")
     return EXPORT_IMPORT if pulls and is_plain else WARM_PREFILL
 
 

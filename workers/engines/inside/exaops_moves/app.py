@@ -148,7 +148,7 @@ class SessionMoves:
             return 413, _error("body_too_large", "The body is too large.")
         except NothingToMoveError as error:
             return 404, _error("session_unknown", f"There is nothing to move: {error}.")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             return 400, _error("bad_request", f"This cannot be read: {error!r}.")
 
     async def _serve(self, scope: Scope, receive: Receive) -> dict[str, Any]:
@@ -245,10 +245,14 @@ class SessionMoves:
         asked = only_prompt(message["request"])
         kv = message.get("kv") if self._moves == EXPORT_IMPORT else None
         began = time.monotonic()
-        if kv is None:
-            answer, sent_bytes = await self._compute(scope, path, asked), 0
-        else:
-            answer, sent_bytes = await self._import(scope, path, asked | {KV_FIELD: kv})
+        why, sent_bytes, answer = "", 0, None
+        if kv is not None:
+            try:
+                answer, sent_bytes = await self._import(scope, path, asked | {KV_FIELD: kv})
+            except MoveError as error:
+                why = f"its KV did not come: {error.message}"
+        if answer is None:
+            answer = await self._compute(scope, path, asked)
         body = json.dumps({name: asked[name] for name in asked if name != "max_tokens"}).encode()
         self._kept.adopt(session_id, path, body)
         usage = answer.get("usage") or {}
@@ -256,7 +260,8 @@ class SessionMoves:
             "target_tokens": int(usage.get("prompt_tokens") or 0),
             "cached_tokens": int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0),
             "sent_bytes": sent_bytes,
-            "carrier": NIXL if kv is not None else COMPUTED,
+            "carrier": COMPUTED if kv is None or why else NIXL,
+            "why": why,
             "target_seconds": time.monotonic() - began,
         }
 
