@@ -21,6 +21,8 @@ LINK_FULL_RATIO = 0.8
 CORE_FULL_RATIO = 0.7
 """A scheduler is one thread: where the busiest core is busier on average, it is late again and again."""
 _WORTH_SHOWING_RATIO = 0.01
+POWER_CAP = "power cap"
+"""As agents say it among what holds a card back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +189,8 @@ class CardNow:
 
     load: Mapping[str, Any]
     memory_ratio: float | None
+    is_capped: bool
+    """Its power is at the limit that it may take."""
     warnings: tuple[str, ...]
 
 
@@ -198,6 +202,7 @@ def cards_now(loads: Sequence[Mapping[str, Any]]) -> tuple[CardNow, ...]:
             load["memory_used_bytes"] / load["memory_total_bytes"]
             if load["memory_used_bytes"] is not None and load["memory_total_bytes"]
             else None,
+            POWER_CAP in (load["held_back_by"] or ()),
             card_warnings(load),
         )
         for load in loads
@@ -205,8 +210,12 @@ def cards_now(loads: Sequence[Mapping[str, Any]]) -> tuple[CardNow, ...]:
 
 
 def card_warnings(load: Mapping[str, Any]) -> tuple[str, ...]:
-    """What somebody should look at. Packets that PCIe sent anew are normal in small numbers and left out."""
-    said = [f"held back by {reason}" for reason in load["held_back_by"] or ()]
+    """What somebody should look at.
+
+    That is neither a card at its power cap, which works as it is meant to, nor packets that PCIe sent anew,
+    of which a few are normal.
+    """
+    said = [f"held back by {reason}" for reason in load["held_back_by"] or () if reason != POWER_CAP]
     up, links = load["nvlinks_up"], load["nvlinks"]
     if links and up is not None and up < links:
         said.append(f"{links - up} of {links} NVLinks are down")

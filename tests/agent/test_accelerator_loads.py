@@ -119,8 +119,10 @@ def test_library_is_asked_in_a_process_that_ends_with_its_agent() -> None:
     assert [load.used_ratio for load in loads.read()] == [0.4, 0.4]
     process = child._process
     assert process is not None
-    loads.stop()
+    assert process.stdin is not None
+    process.stdin.close()  # as the kernel does when the agent is gone
     assert process.wait(30) == 0
+    loads.stop()
 
 
 def test_library_that_hangs_is_ended_and_the_survey_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,12 +67,15 @@ def test_links_show_their_speed_and_cards_what_is_wrong_with_them(
     told["accelerators"].append(told["accelerators"][0] | dict.fromkeys(told["accelerators"][0], None) | {
         "uuid": "GPU-2", "ordinal": 2, "sources": ["nvml"], "age_seconds": 42.0, "nvlinks": 0, "notes": [],
     })  # fmt: skip
+    told["accelerators"][0]["held_back_by"] = ("power cap", "heat")
     reader.nodes[str(node.pk)] = {"received_at": clock.unix_seconds(), **told}
     page = operator.get(reverse("node_host", args=[node.pk])).content.decode().replace("\u202f", " ")
+    assert "held back by power cap" not in page
     assert "of 11.6 GiB/s each way" in page
     assert "busiest core 75 %" in page
     for warning in (
-        "held back by power cap", "1 of 18 NVLinks are down", "memory errors that could not be corrected: 1",
+        "held back by heat", "of 700, at its cap", "1 of 18 NVLinks are down",
+        "memory errors that could not be corrected: 1",
         "errors on NVLink: 2", "Packets sent anew since the driver was loaded: 3", "XID 94",
         "power: GPU is lost",
     ):  # fmt: skip

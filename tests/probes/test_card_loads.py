@@ -10,7 +10,7 @@ from tests.fakes.nvml_library import FakeCard, FakeNvmlLibrary
 from tests.probes.fake_tools import sample
 from workers.probes import nvidia
 from workers.probes.card_loads import MOST_CARDS, aged, loads_of_survey, merge_loads, pcie_link
-from workers.probes.nvml import NvmlReader
+from workers.probes.nvml import NvmlReader, main
 from workers.protocol.machine import AcceleratorLoad
 
 PCIE_TX, PCIE_RX, LINK_TX, LINK_RX = 197, 198, 138, 139
@@ -117,6 +117,14 @@ def test_what_a_card_lacks_is_unknown_without_a_word_and_what_fails_is_said_once
     assert (seen.nvlinks, seen.nvlinks_up, seen.nvlink_errors) == (0, 0, None)
     assert gone.notes == ("counters: GPU is lost",)
     assert (gone.used_ratio, gone.pcie_link_bytes_per_second, gone.held_back_by) == (None, None, None)
+
+
+def test_process_whose_cards_are_all_gone_ends_so_that_another_opens_the_library_anew(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    FakeNvmlLibrary([FakeCard("GPU-a", lost=True)]).install()
+    assert main(["5"]) == 1
+    assert capfdbinary.readouterr().out == b"[]\n"
 
 
 def load(uuid: str = "GPU-a", **values: object) -> AcceleratorLoad:

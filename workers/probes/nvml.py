@@ -229,7 +229,7 @@ def _address(handle: Any) -> int:  # noqa: ANN401 - a ctypes pointer
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write what the cards tell until the input ends, which it does with the agent."""
+    """Write what the cards tell until the input ends, which it does with the agent, or no card answers."""
     pause_seconds = float(arguments[0])
     try:
         reader = NvmlReader()
@@ -238,8 +238,13 @@ def main(arguments: Sequence[str]) -> int:
         return 1
     encoder = msgspec.json.Encoder()
     while True:
-        sys.stdout.buffer.write(encoder.encode(reader.read()) + b"\n")
+        loads = reader.read()
+        sys.stdout.buffer.write(encoder.encode(loads) + b"\n")
         sys.stdout.buffer.flush()
+        if not any(load.memory_total_bytes is not None for load in loads):
+            # A driver that was replaced, or cards that were reset: only a library opened anew knows them.
+            sys.stderr.write("no card answers\n")
+            return 1
         if select.select([sys.stdin], [], [], pause_seconds)[0]:
             return 0
 
