@@ -15,7 +15,7 @@ from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.routing.selectors import routes
-from exaserve_ops.serving.domain.sleep import SleepWish, is_to_sleep
+from exaserve_ops.serving.domain.sleep import SleepWish, is_to_sleep, refusal
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.selectors import deployments_with_counts
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
@@ -204,9 +204,12 @@ def test_what_cannot_sleep_is_refused_and_nothing_is_made(
 ) -> None:
     with pytest.raises(InvalidInputError, match=why):
         deploy(options, engine=engine)
-    with pytest.raises(InvalidInputError, match="several nodes run together"):
-        deploy(nodes_per_replica=2)
     assert not Deployment.objects.exists()
+
+
+def test_replica_over_several_nodes_is_refused_to_sleep() -> None:
+    assert refusal("vllm", ABLE) == ""
+    assert "several nodes run together" in refusal("vllm", ABLE, nodes=2)
 
 
 def test_sleep_is_asked_for_over_rest_and_seen_there(fleet: SleepyFleet) -> None:

@@ -1,4 +1,4 @@
-"""A whole fleet validates its model on the real engine: every check is seen to pass there."""
+"""A whole fleet validates its model on real engines: every check is seen to pass there."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from bench.fleet_run import FleetRun, leftovers, start_fleet, wait_until_up
+from tests.fakes.foreign_engines import find_vllm_python
 
-pytestmark = [pytest.mark.validations, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.validations, pytest.mark.timeout(5400)]
 
 CODE = Path(__file__).resolve().parents[2]
+END_SECONDS = 4800
+ON_A_CPU = {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20, "max_num_seqs": 4}
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetRun]:
-    var = tmp_path_factory.mktemp("validations") / "var"
-    run = start_fleet(CODE, var)
+@contextlib.contextmanager
+def fleet(folder: Path, **environment: str) -> Iterator[FleetRun]:
+    var = folder / "var"
+    run = start_fleet(CODE, var, environment=environment)
     try:
         wait_until_up(run)
         yield run
@@ -32,22 +36,50 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FleetRun]:
                 os.kill(process.identity.pid, signal.SIGKILL)
 
 
-def test_model_is_validated_on_the_real_engine_and_nothing_of_it_is_left(fleet: FleetRun) -> None:
-    summary = fleet.summary()
+def validate(run: FleetRun, engines: list[str], **wish: Any) -> dict[tuple[str, str], tuple[str, str]]:
+    """Outcome and why of each check, by name and engine, once the validation has ended."""
+    summary = run.summary()
     headers = {"Authorization": f"Bearer {summary['api_token']}"}
     with httpx.Client(base_url=summary["web_url"] + "/api/v1", headers=headers, timeout=60) as client:
         [model] = client.get("/models").json()["results"]
-        wish = {"model": model["id"], "engines": ["torch"], "idle_seconds": 2, "most_at_once": 4}
-        asked = client.post("/validations", json=wish | {"reason": "try"})
+        asked = client.post(
+            "/validations", json={"model": model["id"], "engines": engines, "reason": "try", **wish}
+        )
         assert asked.status_code == httpx.codes.CREATED, asked.text
         address = f"/validations/{asked.json()['id']}"
-        fleet.wait_until(lambda: client.get(address).json()["ended_at"], "the validation ends", seconds=900)
+        run.wait_until(
+            lambda: client.get(address).json()["ended_at"], "the validation ends", seconds=END_SECONDS
+        )
         report = client.get(address).json()
-        told = {check["name"]: (check["status"], check["why"]) for check in report["checks"]}
-        # Durations say nothing on a busy machine; all else does.
-        told.pop("idle")
-        assert {name: one for name, one in told.items() if one[0] != "passed"} == {}
         names = [one["name"] for one in client.get("/deployments").json()["results"]]
         assert not [name for name in names if name.startswith("validation-")], "the trial is gone"
-        listed = httpx.get(f"{summary['gateway_url']}/v1/models", headers=headers, timeout=60).json()
-        assert [one["id"] for one in listed["data"]] == ["demo"]
+    listed = httpx.get(f"{summary['gateway_url']}/v1/models", headers=headers, timeout=60).json()
+    assert [one["id"] for one in listed["data"]] == ["demo"]
+    return {(c["name"], c["engine"]): (c["status"], c["why"]) for c in report["checks"]}
+
+
+def test_model_is_validated_on_the_built_in_engine_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        told = validate(run, ["torch"], idle_seconds=2, most_at_once=4, most_launches=2)
+    # Durations say nothing on a busy machine; all else does.
+    told.pop(("idle", "torch"))
+    status, why = told.pop(("sleep", "torch"))
+    assert (status, "does not sleep" in why) == ("skipped", True)
+    assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
+
+
+def test_vllm_and_the_built_in_engine_agree_on_the_model(tmp_path: Path) -> None:
+    python = find_vllm_python()
+    with fleet(tmp_path, EXAOPS_AGENT_VLLM_PYTHON=str(python), EXAOPS_AGENT_CPU_THREADS="1") as run:
+        told = validate(
+            run,
+            ["torch", "vllm"],
+            engine_options={"vllm": ON_A_CPU},
+            idle_seconds=2,
+            most_at_once=4,
+            most_launches=1,
+        )
+    for engine in ("torch", "vllm"):
+        told.pop(("idle", engine))
+        assert told.pop(("sleep", engine))[0] == "skipped", "neither sleeps on a processor"
+    assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
