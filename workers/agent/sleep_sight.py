@@ -56,7 +56,7 @@ class SleepSight:
         weights, host = sum(file.size_bytes for file in spec.model.files), self._host_memory()
         if host is None or host.available_bytes >= weights:
             return ""
+        # Not how much is free: each change of this text is written down.
         return (
-            f"its weights take {weights / 1e9:.1f} GB of the host's memory while it sleeps,"
-            f" and {host.available_bytes / 1e9:.1f} GB are free"
+            f"its weights take {weights / 1e9:.1f} GB of the host's memory while it sleeps, and less is free"
         )
