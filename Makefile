@@ -92,7 +92,7 @@ engines: venv-dev chromium ## vLLM and the built-in engine in one fleet, from th
 	@if [ -z "$${EXAOPS_VLLM_PYTHON:-}" ]; then .ci/foreign-engines .venv-vllm $(BIN)/python; fi
 	$(BIN)/python -m pytest -m engines tests/engines_live -p tests.engine_figures -p no:tests.real_stores $(ARGS)
 
-validations: venv-dev ## Validate the demo model on the real engine of a whole fleet: minutes.
+validations: venv-dev ## Validate the demo model on real engines of a whole fleet, vLLM too where it is: many minutes.
 	@$(BIN)/python -m pytest -m validations tests/validation $(ARGS)
 
 cuda: venv-dev ## The tests that need a CUDA device: a minute or two. Skipped, with the reason, without one.
