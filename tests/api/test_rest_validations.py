@@ -59,6 +59,20 @@ def test_validation_is_asked_for_read_and_cancelled(operator: JsonClient, model:
     assert list(events.values_list("event", flat=True)) == ["created", "cancel"]
 
 
+def test_what_is_asked_of_it_is_what_the_report_says(operator: JsonClient, model: Model) -> None:
+    asked = {
+        "idle_seconds": 7,
+        "most_at_once": 5,
+        "most_launches": 2,
+        "ttft_limit_seconds": 1.5,
+        "itl_limit_seconds": 0.25,
+        "replica_memory_bytes": 1 << 30,
+        "engine_options": {"torch": {"max_num_seqs": 3}},
+    }
+    told = operator.post(VALIDATIONS, wish_of(model, **asked)).json()
+    assert {name: told[name] for name in asked} == asked
+
+
 def test_one_at_a_time_of_a_model_on_an_engine(operator: JsonClient, model: Model) -> None:
     assert operator.post(VALIDATIONS, wish_of(model)).status_code == 201
     refused = operator.post(VALIDATIONS, wish_of(model))

@@ -22,8 +22,6 @@ from workers.protocol.engines.sleeping import ASLEEP, AWAKE, FALLING_ASLEEP, WAK
 from workers.protocol.observed import ObservedState
 from workers.protocol.wish import ReplicaSpec
 
-_SLEEPS = "asleep: its accelerators' memory is given back"
-
 
 def follow_sleep(
     facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, now: float, policy: Policy
@@ -55,14 +53,14 @@ def _fall(
     sleep = attempt.sleep
     late = now - sleep.since_seconds > policy.sleep_seconds
     if sleep.request is RequestState.DONE:
-        return _turn(facts, attempt, ASLEEP, _SLEEPS, policy)
+        return _turn(facts, attempt, ASLEEP, "its accelerators' memory is given back", policy)
     if sleep.request is RequestState.FAILED or late:
         error = sleep.error or f"no answer within {policy.sleep_seconds:g} s"
         why = f"it could not be put to sleep: {error}"
         return _turn(facts, attempt, WAKING, why, policy, note=why)
     if sleep.request is RequestState.NONE:  # whoever asked is gone: asked again, whichever is wanted now
         return _turn(facts, attempt, FALLING_ASLEEP if spec.asleep else WAKING, "asked again", policy)
-    return _ready(facts, "falls asleep")
+    return _ready(facts)
 
 
 def _rest(facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, policy: Policy) -> Decision:
@@ -71,7 +69,7 @@ def _rest(facts: ReplicaFacts, attempt: AttemptFacts, spec: ReplicaSpec, policy:
         return _end(facts, attempt, why)
     if not spec.asleep:
         return _turn(facts, attempt, WAKING, "it is to answer again", policy)
-    return _ready(facts, _SLEEPS)
+    return _ready(facts)
 
 
 def _rise(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Policy) -> Decision:
@@ -86,11 +84,12 @@ def _rise(facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Policy
     if sleep.request is RequestState.NONE:
         # The bound goes on from when it was asked first.
         return _turn(facts, attempt, WAKING, "wakes", policy, restarts_clock=False)
-    return _ready(facts, "wakes")
+    return _ready(facts)
 
 
-def _ready(facts: ReplicaFacts, reason: str) -> Decision:
-    return Decision(facts.replica_id, ObservedState.READY, reason)
+def _ready(facts: ReplicaFacts) -> Decision:
+    """The state of its sleep says all: a reason would outlive it in the record."""
+    return Decision(facts.replica_id, ObservedState.READY)
 
 
 def _turn(
@@ -105,7 +104,7 @@ def _turn(
 ) -> Decision:
     at_most = policy.sleep_seconds if state == FALLING_ASLEEP else policy.wake_seconds
     action = SetSleep(facts.replica_id, attempt.attempt, state, why, note, at_most, restarts_clock)
-    return Decision(facts.replica_id, ObservedState.READY, why, (action,))
+    return Decision(facts.replica_id, ObservedState.READY, actions=(action,))
 
 
 def _end(facts: ReplicaFacts, attempt: AttemptFacts, why: str) -> Decision:

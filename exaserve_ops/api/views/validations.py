@@ -65,6 +65,9 @@ class ValidationViewSet(ReadableViewSet[Validation]):
             nodes=tuple(body["nodes"]),
             idle_seconds=body["idle_seconds"],
             most_at_once=body["most_at_once"],
+            most_launches=body["most_launches"],
+            ttft_limit_seconds=body["ttft_limit_seconds"],
+            itl_limit_seconds=body["itl_limit_seconds"],
         )
         made = ask_validation(wish, reason=body["reason"], actor=self.actor, now=clock.now())
         return self._answer(made, status.HTTP_201_CREATED)
