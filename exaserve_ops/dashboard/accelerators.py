@@ -7,9 +7,10 @@ from uuid import UUID
 
 from django.db.models import Count
 
+from exaserve_ops.inventory.models import Accelerator
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE, AcceleratorWish
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.serving.selectors.members import KNOWN_TO_AGENTS
+from exaserve_ops.serving.selectors.members import KNOWN_TO_AGENTS, live_members
 
 _CPU = "cpu"
 
@@ -44,9 +45,9 @@ def mps_words(wish: AcceleratorWish) -> str:
 
 
 def got_by(deployment_id: UUID, wish: AcceleratorWish) -> tuple[Got, ...]:
-    """What the live replicas of a deployment have, by sort; one query."""
+    """What the live replicas of a deployment have, by sort; three queries."""
     links = Replica.accelerators.through.objects.filter(
-        replica__deployment=deployment_id, replica__status__in=KNOWN_TO_AGENTS
+        replica__deployment=deployment_id, replica__status__in=KNOWN_TO_AGENTS, replica__node_count=1
     )
     sort = ("accelerator__kind", "accelerator__profile", "accelerator__name", "accelerator__parent_uuid")
     rows = links.values_list(*sort).annotate(
@@ -57,7 +58,20 @@ def got_by(deployment_id: UUID, wish: AcceleratorWish) -> tuple[Got, ...]:
         key = (_sort_words(kind, profile, name, is_slice=bool(parent)), wish.wants_slice and not parent)
         before = found.get(key, (0, 0))
         found[key] = (before[0] + replicas, before[1] + accelerators)
+    for words, replicas, accelerators in _of_members(deployment_id):
+        found[words, False] = (replicas, accelerators)
     return tuple(Got(words, *counts, is_spilled) for (words, is_spilled), counts in sorted(found.items()))
+
+
+def _of_members(deployment_id: UUID) -> list[tuple[str, int, int]]:
+    """What replicas over several nodes have, on all of them: in words, replicas, accelerators."""
+    rows = live_members().filter(replica__deployment=deployment_id)
+    held = {uuid: pk for pk, many in rows.values_list("replica", "accelerator_uuids") for uuid in many}
+    by_sort: dict[str, list[str]] = {}
+    for one in Accelerator.objects.filter(pk__in=held):
+        words = _sort_words(one.kind, one.profile, one.name, is_slice=bool(one.parent_uuid))
+        by_sort.setdefault(words, []).append(one.pk)
+    return [(words, len({held[pk] for pk in pks}), len(pks)) for words, pks in by_sort.items()]
 
 
 def _sort_words(kind: str, profile: str, name: str, *, is_slice: bool) -> str:

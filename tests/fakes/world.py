@@ -48,7 +48,7 @@ def client_with_key(user: User, scopes: tuple[str, ...] = ("api",)) -> JsonClien
     return client
 
 
-def make_node(name: str, *, accelerators: int = 2, rack: str = "r1") -> Node:
+def make_node(name: str, *, accelerators: int = 2, rack: str = "r1", supernode: str = "") -> Node:
     _, text = create_join_token(actor="test", now=NOW)
     node = enrol_node(token_text=text, node_id=uuid4(), name=name, hostname=f"{name}.local", now=NOW)
     devices = tuple(
@@ -60,7 +60,7 @@ def make_node(name: str, *, accelerators: int = 2, rack: str = "r1") -> Node:
         agent_version="0.1",
         boot_id="b1",
         engines=("torch", "simulated"),
-        labels={"rack": rack},
+        labels={"rack": rack} | ({"supernode": supernode} if supernode else {}),
         accelerators=devices,
     )
     record_hello(node.pk, facts, now=NOW)

@@ -8,6 +8,7 @@ from rest_framework import serializers
 
 from exaserve_ops.api.serializers.serving import replica_count
 from exaserve_ops.api.serializers.strict import StrictSerializer
+from exaserve_ops.serving.domain.gangs import Member
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.spread import DomainLoss, SpreadView
 from exaserve_ops.serving.domain.steps import (
@@ -25,6 +26,20 @@ from exaserve_ops.serving.domain.steps import (
     Waiting,
 )
 from exaserve_ops.serving.models import Replica
+
+
+class PlannedMemberSerializer(serializers.Serializer[Member]):
+    """One part of a replica that would run on several nodes."""
+
+    number = serializers.IntegerField()
+    node = serializers.UUIDField(source="node_id")
+    node_name = serializers.CharField()
+    accelerators = serializers.ListField(child=serializers.CharField(), source="accelerator_uuids")
+    adapters = serializers.ListField(
+        child=serializers.CharField(allow_blank=True),
+        help_text="The network adapter next to each accelerator; empty where none is known.",
+    )
+    reserved_bytes = serializers.IntegerField()
 
 
 class PlanRequestSerializer(StrictSerializer):
@@ -48,6 +63,9 @@ class PlanStepSerializer(serializers.Serializer[Step]):
     )
     shares_weights = serializers.BooleanField(
         required=False, help_text="Its weights lie there already, for all replicas that use them."
+    )
+    members = PlannedMemberSerializer(
+        many=True, required=False, help_text="Of a replica over several nodes all its parts, the head first."
     )
     role = serializers.ChoiceField(choices=Replica.Role.choices, required=False, help_text="Of `create`.")
     cause = serializers.CharField(required=False, help_text="Of `replace`, such as `node_lost`.")
@@ -82,6 +100,7 @@ def _taken(to: Placement) -> dict[str, Any]:
         "accelerators": list(to.accelerator_uuids),
         "reserved_bytes": to.reserved_bytes,
         "shares_weights": to.shares_weights,
+        **({"members": [PlannedMemberSerializer(m).data for m in to.members]} if to.members else {}),
     }
 
 

@@ -219,7 +219,12 @@ def _place_in_domains(node: Node) -> None:
         name = node.labels.get(kind.value)
         if name:
             defaults = {"parent": parent}
+            above = parent
             parent, _ = FailureDomain.objects.get_or_create(kind=kind, name=name, defaults=defaults)
+            if above is not None and parent.parent != above:
+                # Its nodes say now what they belong to, or that they were moved.
+                parent.parent = above
+                parent.save(update_fields=["parent"])
     host = node.failure_domain
     if host.parent != parent:
         host.parent = parent

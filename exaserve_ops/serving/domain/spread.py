@@ -49,7 +49,7 @@ class SpreadView:
 
 def view_spread(nodes: Sequence[NodeRoom]) -> SpreadView:
     """Judge where a deployment's replicas are. Domains that hold none of it are left out."""
-    total = sum(node.same_deployment for node in nodes)
+    total = _serving(nodes)
     usable = sum(node.accepts for node in nodes)
     racks = [_loss("rack", name, group, total, usable) for name, group in _racks(nodes)]
     hosts = [_loss("node", node.name, (node,), total, usable) for node in nodes]
@@ -63,8 +63,14 @@ def _racks(nodes: Sequence[NodeRoom]) -> list[tuple[str, tuple[NodeRoom, ...]]]:
     return [(name, tuple(node for node in nodes if node.rack == name)) for name in names]
 
 
+def _serving(nodes: Sequence[NodeRoom]) -> int:
+    """Serving replicas that are lost with any of these nodes; one over several nodes is one."""
+    parts = frozenset[str]().union(*(node.parts_of for node in nodes))
+    return len(parts) or sum(node.same_deployment for node in nodes)
+
+
 def _loss(kind: str, name: str, group: Sequence[NodeRoom], total: int, usable: int) -> DomainLoss:
-    serving = sum(node.same_deployment for node in group)
+    serving = _serving(group)
     return DomainLoss(
         kind=kind,
         name=name,
@@ -78,7 +84,12 @@ def _loss(kind: str, name: str, group: Sequence[NodeRoom], total: int, usable: i
 
 
 def _advice(losses: Sequence[DomainLoss], nodes: Sequence[NodeRoom]) -> list[str]:
-    """One sentence a crowded domain. Nothing is moved by itself: a move costs open sessions."""
+    """One sentence a crowded domain. Nothing is moved by itself: a move costs open sessions.
+
+    Where replicas over several nodes go is up to their fabric, so there is none about those.
+    """
+    if any(node.parts_of for node in nodes):
+        return []
     by_domain: Counter[str] = Counter()
     for node in nodes:
         by_domain[node.domain] += node.same_deployment

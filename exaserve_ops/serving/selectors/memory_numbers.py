@@ -107,7 +107,8 @@ def _plan(deployment: Deployment, rows: list[Replica], each: int) -> MemoryPlan 
     model = deployment.model
     figures = ModelFigures(model.name, model.planning_config, model.weights_bytes)
     budget = deployment.replica_memory_bytes // each or None
-    plan = plan_memory(figures, _split(launch, each), room, SequenceMix(1), budget_bytes=budget)
+    parts = each * deployment.nodes_per_replica
+    plan = plan_memory(figures, _split(launch, parts), room, SequenceMix(1), budget_bytes=budget)
     return plan.reason if isinstance(plan, PlanUnknown) else plan
 
 

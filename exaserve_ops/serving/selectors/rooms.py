@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -14,7 +14,7 @@ from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of, supernode_of
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.accelerator_wish import ANY, WHOLE, AcceleratorWish, read_wish
-from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
+from exaserve_ops.serving.domain.closeness import UNKNOWN
 from exaserve_ops.serving.domain.reservation import (
     NOTHING_PROMISED,
     AcceleratorSize,
@@ -114,13 +114,18 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
     here: dict[str, Counter[UUID]] = {role: Counter() for role in Replica.Role.values}
     of_members = ("replica", "node", *(f"replica__{name}" for name in _ROOM_COLUMNS[2:]))
     rows = [*_ROOM_ROWS.values_list(*_ROOM_COLUMNS), *live_members().values_list(*of_members)]
-    closeness = _closeness_for(deployment_id)
+    spans = Deployment.objects.filter(pk=deployment_id, nodes_per_replica__gt=1).exists()
+    # How parts of nodes are linked is much to read, and other plans need none of it.
+    closeness = closeness_of_nodes() if spans else {}
+    parts: dict[UUID, set[str]] = defaultdict(set)
     replaced = {row[6] for row in rows if row[3] == Replica.Wanted.RUN and row[6]}
     for pk, node_id, deployment, wanted, status, role, _ in rows:
         total[node_id] += 1
         stays = wanted == Replica.Wanted.RUN and status != states.FAILED and pk not in replaced
         if deployment == deployment_id and stays and node_id not in leaving:
             here[role][node_id] += 1
+            if spans and role == Replica.Role.SERVING:
+                parts[node_id].add(str(pk))
     return tuple(
         NodeRoom(
             node_id=str(node.pk),
@@ -144,15 +149,10 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
             dead=node.liveness == DEAD,
             supernode=supernode_of(node),
             closeness=closeness.get(node.pk, UNKNOWN),
+            parts_of=frozenset(parts[node.pk]),
         )
         for node in nodes
     )
-
-
-def _closeness_for(deployment_id: UUID) -> dict[UUID, Closeness]:
-    """Of all nodes, for a deployment whose replicas span nodes: it is much to read, and others need none."""
-    spans = Deployment.objects.filter(pk=deployment_id, nodes_per_replica__gt=1).exists()
-    return closeness_of_nodes() if spans else {}
 
 
 def mps_problem_of(node: Node) -> str:

@@ -15,7 +15,14 @@ from exaserve_ops.serving.models import Model
 from workers.protocol.confidential import find_secret
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineTable, option_arguments, read_version
-from workers.protocol.engines.tables import TABLES, accelerators_of, parallel_words, spans_nodes
+from workers.protocol.engines.tables import (
+    TABLES,
+    accelerators_of,
+    parallel_words,
+    span_obstacle,
+    spans_nodes,
+    takes_any_parts,
+)
 
 BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
 LEAST_START_SECONDS = 300
@@ -63,8 +70,11 @@ def _check_parts(
         raise InvalidInputError(
             "nodes_per_replica", f"'{engine}' runs on one node; what can run on several at once: {able}"
         )
+    option, obstacle = span_obstacle(engine, options) if nodes > 1 else ("", "")
+    if option:
+        raise InvalidInputError(f"engine_options.{option}", obstacle)
     needed, told = accelerators_of(engine, options), parallel_words(engine, options)
-    if nodes > 1 and needed != nodes * accelerators:
+    if nodes > 1 and not takes_any_parts(engine) and needed != nodes * accelerators:
         raise InvalidInputError(
             "nodes_per_replica",
             f"{told} need {needed} accelerators for each replica, and {nodes} nodes with {accelerators} each "

@@ -41,4 +41,17 @@ def parallel_words(engine: str, options: Options) -> str:
 
 def spans_nodes(engine: str) -> bool:
     """Whether one replica can run on several nodes at once, with options that say so."""
-    return engine in {vllm.VLLM, sglang.SGLANG} or (engine == own.TORCH and STAGES in own.TORCH_TABLE.by_name)
+    return engine in {vllm.VLLM, sglang.SGLANG, own.TORCH, own.SIMULATED}
+
+
+def takes_any_parts(engine: str) -> bool:
+    """Whether a replica over several nodes has as many parts as it is given."""
+    return engine == own.SIMULATED
+
+
+def span_obstacle(engine: str, options: Options) -> tuple[str, str]:
+    """Which option does not go with several nodes to a replica, and why; both empty if all do."""
+    copies = "data_parallel_size"
+    if engine == vllm.VLLM and whole(options, copies, 1) > 1:
+        return copies, "it is for copies on one node: leave it out, and have more replicas instead"
+    return "", ""

@@ -1,0 +1,44 @@
+"""Replicas over several nodes over REST: asked for, planned, and shown with their members."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes.gang_records import make_gang_of_two
+from tests.fakes.world import JsonClient, make_model, make_node
+
+pytestmark = pytest.mark.django_db
+
+
+def test_replica_has_its_members_and_each_node_its_use(viewer: JsonClient) -> None:
+    replica = make_gang_of_two()
+    body = viewer.get(f"/api/v1/replicas/{replica.pk}").json()
+    assert (body["node_count"], body["gang_epoch"], body["gang_crashes"]) == (2, 1, 1)
+    assert [(m["number"], m["node_name"], m["state"]) for m in body["members"]] == [
+        (0, "wide-0", "loading"),
+        (1, "wide-1", "failed"),
+    ]
+    assert body["members"][0]["rendezvous"] == "10.0.0.1:4001"
+    assert body["members"][1]["exit_text"] == "killed by signal 9 after 4.0 s"
+    for member in body["members"]:
+        use = viewer.get(f"/api/v1/nodes/{member['node']}").json()["use"]
+        [held] = [one for one in use if one["uuid"] == member["accelerators"][0]]
+        assert [one["name"] for one in held["replicas"]] == [replica.name]
+        assert held["reserved_bytes"] == member["reserved_bytes"] > 0
+
+
+def test_deployment_is_made_planned_and_refused_with_its_field(operator: JsonClient) -> None:
+    for name in ("a", "b"):
+        make_node(name, supernode="s1")
+    wish = {
+        "name": "wide", "model": str(make_model().pk), "replicas": 2, "engine": "torch",
+        "engine_options": {"pipeline_stages": 2}, "replica_memory_bytes": 1 << 28, "nodes_per_replica": 3,
+    }  # fmt: skip
+    refused = operator.post("/api/v1/deployments", wish)
+    assert refused.status_code == 400
+    assert "nodes_per_replica" in refused.json()["fields"] if "fields" in refused.json() else refused.json()
+    made = operator.post("/api/v1/deployments", wish | {"nodes_per_replica": 2})
+    assert made.status_code == 201, made.json()
+    assert made.json()["nodes_per_replica"] == 2
+    plan = operator.post(f"/api/v1/deployments/{made.json()['id']}/plan", {"replicas": 1}).json()
+    assert [step["action"] for step in plan["steps"]] == ["create"]

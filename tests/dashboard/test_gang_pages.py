@@ -1,0 +1,67 @@
+"""Pages show a replica over several nodes whole: its members where they are, and what ended a start."""
+
+from __future__ import annotations
+
+from django.test import Client
+from django.urls import reverse
+
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.serving.models import Deployment
+from tests.dashboard.conftest import World
+from tests.fakes.gang_records import make_gang_of_two
+from tests.fakes.world import make_model, make_node
+
+
+def test_page_of_a_replica_shows_its_members_and_what_ended_its_start(
+    viewer: Client,
+    world: World,  # noqa: ARG001 - beside others
+) -> None:
+    replica = make_gang_of_two()
+    page = viewer.get(reverse("replica", args=[replica.pk])).content.decode()
+    assert "crash 1 of 6: start 1: node wide-1, member 1 of 2: killed by signal 9 after 4.0 s" in page
+    members = page.partition('id="replica-members"')[2].partition("</section>")[0]
+    for words in ("wide-0", "wide-1", "0 of 2", "1 of 2", "head", "GPU-wide-0-0", "PID 77", "failed"):
+        assert words in members
+    assert "start 1 of the whole" in members
+    assert "1 crash in a row" in members
+    part = viewer.get(reverse("replica_state", args=[replica.pk]), {"part": "members"}).content.decode()
+    assert "replica-members" in part
+    assert "is started on all its nodes" in page
+
+
+def test_page_of_each_node_shows_the_member_that_runs_there_and_counts_it(
+    viewer: Client,
+    world: World,  # noqa: ARG001 - beside others
+) -> None:
+    replica = make_gang_of_two()
+    for name, tag in (("wide-0", "head of 2"), ("wide-1", "one of 2")):
+        node = Node.objects.get(name=name)
+        page = viewer.get(reverse("node", args=[node.pk])).content.decode()
+        assert tag in page
+        assert replica.name in page.partition('id="accelerators"')[2], "who has the card"
+        row = viewer.get(reverse("node_row", args=[node.pk])).content.decode()
+        counted = row.partition('data-label="Replicas ready"')[2].partition("</td>")[0]
+        assert '0<span class="soft">/1</span>' in counted
+    table = viewer.get(reverse("replicas")).content.decode()
+    assert "+1" in table.partition(f'id="replica-{replica.pk}"')[2].partition("</tr>")[0]
+    deployment = viewer.get(reverse("deployment", args=[replica.deployment_id])).content.decode()
+    assert "2, all in one supernode" in deployment
+
+
+def test_form_makes_a_deployment_of_several_nodes_and_shows_the_refusal_beside_the_field(
+    operator: Client,
+) -> None:
+    for name in ("a", "b"):
+        make_node(name, supernode="s7")
+    form = {
+        "name": "wide", "model": str(make_model().pk), "replicas": 1, "engine": "torch",
+        "engine_options": "pipeline_stages = 2", "accelerators_per_replica": 1, "nodes_per_replica": 3,
+        "memory_mib": 64, "drain_seconds": 60, "start_seconds": 300, "step": "plan",
+    }  # fmt: skip
+    refused = operator.post(reverse("deployment_new"), form)
+    assert refused.status_code == 422
+    assert "pipeline_stages 2 need 2 accelerators" in refused.content.decode()
+    planned = operator.post(reverse("deployment_new"), form | {"nodes_per_replica": 2}).content.decode()
+    assert "on a, b" in planned
+    assert "all 2 nodes in one rack of supernode s7" in planned
+    assert not Deployment.objects.filter(name="wide").exists()
