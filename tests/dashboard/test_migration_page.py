@@ -12,7 +12,7 @@ from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain.departure import Departure
-from exaserve_ops.serving.models import Deployment, Replica
+from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.sessions.domain.timeline import TurnMark
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.services.departures import ask_departure
@@ -20,6 +20,7 @@ from tests.dashboard.conftest import MemoryReader
 from tests.fakes.world import make_deployment, make_node
 
 pytestmark = pytest.mark.django_db
+INSTEAD = '<span class="soft small">instead of 977\u202fKiB of KV</span>'
 
 
 @pytest.fixture
@@ -77,6 +78,57 @@ def test_overfilled_replica_shows_what_would_move_and_by_which_rates(
     assert "not measured yet" in page, "within a node nothing was"
     assert "user:olga" in page
     assert not Relocation.objects.exclude(status="done").exists(), "looking changes nothing"
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "how", "words"),
+    [
+        (
+            "vllm",
+            {"kv_connector": "NixlConnector"},
+            "with its KV, 977\u202fKiB",
+            "KV is sent where that is faster, or else computed before the next turn",
+        ),
+        (
+            "sglang",
+            {},
+            f"computed there before the next turn {INSTEAD}",
+            "the target computes the context before the next turn",
+        ),
+        (
+            "vllm",
+            {"enable_prefix_caching": False},
+            f"computed there at the next turn {INSTEAD}",
+            "the target computes the context at the next turn",
+        ),
+    ],
+)
+def test_page_says_how_each_engine_moves_a_session(  # noqa: PLR0917 - what pytest gives
+    viewer: Client, replicas: list[Replica], engine: str, options: dict[str, object], how: str, words: str
+) -> None:
+    Release.objects.update(engine=engine, engine_options=options)
+    Deployment.objects.get().model.__class__.objects.update(kv_bytes_per_token=1000)
+    converse(replicas[0], 1, 1000)
+    Node.objects.filter(pk=replicas[0].node_id).update(drain_status="draining")
+    page = viewer.get(reverse("session_moves")).content.decode()
+    assert how in page
+    assert f"when one moves, {words}" in page
+    assert ("sends none" in page) is (engine == "sglang" or "enable_prefix_caching" in options)
+
+
+def test_moves_say_what_their_kv_went_by(viewer: Client, replicas: list[Replica]) -> None:
+    (session,) = converse(replicas[0], 1, 1000)
+    now = clock.now()
+    facts = {"why": "x", "created_at": now, "status_changed_at": now, "ended_at": now, "status": "done"}
+    ends = {"session": session, "source": replicas[0], "target": replicas[1]}
+    Relocation.objects.create(**ends, **facts, way="transfer", carrier="nixl", sent_bytes=1 << 20)
+    told = {"target_tokens": 480, "send_seconds": 0.5}
+    Relocation.objects.create(**ends, **facts, way="prefill", carrier="computed", **told)
+    for page in (reverse("session_moves"), reverse("session", args=[session.pk])):
+        text = viewer.get(page).content.decode()
+        assert "over NIXL" in text
+        assert "computed there" in text
+    assert "480 tokens in 500\u202fms" in viewer.get(reverse("session_moves")).content.decode()
 
 
 def test_page_says_what_waits_and_why(viewer: Client, replicas: list[Replica]) -> None:
