@@ -56,10 +56,10 @@ _SESSION_HEADERS = (b"x-session-id", b"x-smg-routing-key", b"x-conversation-id")
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _TRANSFER_ID = re.compile(r"[0-9a-f]{32}")
 _OFFER_SECONDS = 30.0
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 20.0
 _MOVE_SECONDS = 120.0
 _REMEMBERED = 1024
-_TOLD_SECONDS = 1.0
+_TOLD_SECONDS = 2.0
 """How long the connector's counter of bytes may lag behind."""
 _POLL_SECONDS = 0.02
 _OK = 200
@@ -270,7 +270,7 @@ class SessionMoves:
         async with self._imports:
             before = await self._pulled_bytes(scope)
             answer = await self._compute(scope, path, asked)
-            after, until = before, time.monotonic() + _TOLD_SECONDS
+            after, until = await self._pulled_bytes(scope), time.monotonic() + _TOLD_SECONDS
             while after == before and time.monotonic() < until:
                 await asyncio.sleep(_POLL_SECONDS)  # it is told with the engine's next step
                 after = await self._pulled_bytes(scope)
@@ -291,7 +291,8 @@ class SessionMoves:
             raise MoveError(503, "busy", "The engine is busy.") from None
         answer = json.loads(body or b"{}")
         if status != _OK or not isinstance(answer, dict):
-            raise MoveError(502, "engine_refused", f"The engine answered {status}: {body[:200]!r}")
+            # Not what it said: that may have of the prompt in it, and reasons are kept and shown.
+            raise MoveError(502, "engine_refused", f"The engine answered {status}.")
         return answer
 
 
