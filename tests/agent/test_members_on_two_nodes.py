@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -139,11 +139,28 @@ def test_agents_that_start_anew_keep_what_runs_and_what_they_may_not_launch_agai
     gang.wait_states(READY, READY)
 
 
-def restart(gang: GangNodes) -> None:
+def test_restart_of_a_machine_is_the_end_of_its_part_and_begins_nothing(gang: GangNodes) -> None:
+    node = gang.nodes[1]
+    node.journal.note_boot("one boot", now=time.monotonic())
+    gang.begin_start()
+    gang.wait_states(READY, READY)
+    for process in living(node):
+        processes.send(process, signal.SIGKILL)
+    restart(gang, lambda: node.journal.note_boot("another boot", now=time.monotonic()))
+    gang.wait_states(FAILED, FAILED)
+    assert "the machine was restarted" in gang.seen(1).reason
+    assert [attempt.attempt for each in gang.nodes for attempt in each.journal.attempts()] == []
+    gang.begin_start()
+    gang.wait_states(READY, READY)
+
+
+def restart(gang: GangNodes, at_begin: Callable[[], object] = lambda: None) -> None:
+    """Agents end and begin anew; `at_begin`: what the first of them does once it has its journal."""
     for node in gang.nodes:
         node.scraper.stop()
         node.journal.close()
         node.begin()
+    at_begin()
 
 
 def test_start_that_an_agent_wrote_down_and_did_not_begin_is_over(gang: GangNodes) -> None:

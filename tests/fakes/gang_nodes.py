@@ -23,7 +23,7 @@ class GangNodes(Gang):
     def __init__(
         self, folder: Path, adapter: Callable[[], EngineAdapter] | None = None, **changes: object
     ) -> None:
-        policy = Policy(stop_grace_seconds=0.5, head_away_seconds=3.0)
+        policy = Policy(stop_grace_seconds=0.5)
         self.nodes = [
             LocalNode(folder / name, policy=policy, adapter=adapter() if adapter else None)
             for name in ("n0", "n1")
