@@ -135,3 +135,40 @@ def test_engine_does_not_start_without_what_an_option_needs(engines: Path, entry
     (engines / "kvcached").mkdir()
     (engines / "kvcached" / "__init__.py").touch()
     assert start(entry, engines, EXAOPS_ENGINE_NEEDS="kvcached")["module"]
+
+
+TALK = """
+import logging.config
+if __name__ == "__main__":
+    out = {"class": "logging.StreamHandler", "stream": "ext://sys.stdout"}
+    access = {"handlers": ["out"], "level": "INFO", "propagate": False}
+    settings = {"version": 1, "handlers": {"out": out}, "loggers": {"uvicorn.access": access}}
+    settings["disable_existing_loggers"] = False
+    logging.config.dictConfig(settings)  # as uvicorn does it
+    access = logging.getLogger("uvicorn.access")
+    for path, status in [("/health", 200), ("/metrics?x=1", 200), ("/health", 503), ("/v1/completions", 200)]:
+        access.info('%s - "%s %s HTTP/%s" %d', "127.0.0.1:1", "GET", path, "1.1", status)
+    access.info("in words of another kind")
+"""
+"""Sets up its log as uvicorn does, and says of some requests what uvicorn does."""
+
+
+@pytest.mark.parametrize(
+    ("entry", "module"),
+    [(VLLM_ENTRY, "vllm/entrypoints/openai/api_server"), (SGLANG_ENTRY, "sglang/launch_server")],
+)
+def test_log_of_an_engine_is_not_full_of_what_its_agent_asks(engines: Path, entry: Path, module: str) -> None:
+    (engines / f"{module}.py").write_text(TALK)
+    done = subprocess.run(
+        [sys.executable, "-P", str(entry)],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(engines)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout.splitlines() == [
+        '127.0.0.1:1 - "GET /health HTTP/1.1" 503',
+        '127.0.0.1:1 - "GET /v1/completions HTTP/1.1" 200',
+        "in words of another kind",
+    ]

@@ -38,6 +38,7 @@ if __name__ == "__main__":
     lacks = importlib.import_module("exaops_needs").objection()
     if lacks:
         sys.exit(lacks)
+    importlib.import_module("exaops_quiet").leave_polls_out()
     key = os.environ.pop(_KEY, "")
     if key:
         sys.argv += ["--api-key", key]

@@ -75,6 +75,7 @@ if __name__ == "__main__":
     lacks = importlib.import_module("exaops_needs").objection()
     if lacks:
         sys.exit(lacks)
+    importlib.import_module("exaops_quiet").leave_polls_out()
     if "--headless" in sys.argv:
         sys.argv.insert(1, "serve")
         runpy.run_module(_COMMAND_LINE, run_name="__main__", alter_sys=True)
