@@ -37,6 +37,7 @@ _USUAL_START_SECONDS = 60.0
 _SEAT = (
     *("pk", "name", "release_id", "status", "wanted", "node_id", "role", "reach", "rolls_to_id"),
     *("rolls_in_place", "replaces_id", "leaving_since", "reason", "restarts", "status_changed_at"),
+    "sleep_state",
 )
 
 
