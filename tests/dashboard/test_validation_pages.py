@@ -91,7 +91,15 @@ def test_options_of_a_validation_may_be_for_one_engine_alone(operator: Client, w
     node.engines, node.engine_versions = ["torch", "vllm"], {"vllm": "0.33.0"}
     node.save()
     address = reverse("validation_new", args=[model.pk])
-    form = {"engines": ["torch", "vllm"], "accelerators_per_replica": 1, "most_at_once": 8, "idle_seconds": 5}
+    form = {
+        "engines": ["torch", "vllm"],
+        "accelerators_per_replica": 1,
+        "most_at_once": 8,
+        "idle_seconds": 5,
+        "most_launches": 0,
+        "ttft_limit_seconds": 2,
+        "itl_limit_seconds": 1,
+    }
     lines = "max_num_seqs = 3\nvllm: enforce_eager = true\n vllm : max_num_seqs = 4\n"
     wrong = operator.post(address, form | {"reason": "x", "engine_options": lines + "sglang: page_size = 16"})
     assert wrong.status_code == 422

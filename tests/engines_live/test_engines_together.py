@@ -266,6 +266,7 @@ def test_model_is_validated_on_both_engines(fleet: EngineFleet, figures: Figures
         "memory_mib": 2048,
         "most_at_once": 4,
         "idle_seconds": 2,
+        "most_launches": 0,
         "reason": "does it serve here?",
     }
     key = fleet.operator.validate(fleet.named("models", SECOND), ("torch", "vllm"), fields)
