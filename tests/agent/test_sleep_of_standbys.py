@@ -33,9 +33,11 @@ from workers.agent.supervisor import (
 from workers.engines.simulated import SimulatedAdapter
 from workers.engines.vllm.entry import RequireKey
 from workers.protocol.engines.sleeping import ASLEEP, AWAKE, FALLING_ASLEEP, WAKING, why_no_sleep
-from workers.protocol.observed import ObservedState
+from workers.protocol.observed import ObservedState, ReplicaObserved
 from workers.protocol.wish import ModelFile, ReplicaSpec, WantedState
 
+WAIT_SECONDS = 90.0
+"""Far more than it takes: a busy machine is no fault of theirs."""
 POLICY = Policy(sleep_seconds=20.0, wake_seconds=10.0)
 STANDBY = make_spec("r", asleep=True, stall_seconds=5.0)
 SERVING = msgspec.structs.replace(STANDBY, asleep=False)
@@ -212,7 +214,18 @@ def awake(spec: ReplicaSpec) -> ReplicaSpec:
 
 
 def wait_sleep(node: LocalNode, state: str) -> None:
-    node.wait(lambda: node.replica("r1").sleep_state == state, f"r1 is {state or 'awake'}")
+    node.wait(
+        lambda: node.replica("r1").sleep_state == state, f"r1 is {state or 'awake'}", seconds=WAIT_SECONDS
+    )
+
+
+def wait_ready(node: LocalNode, *, attempt: int = 1) -> ReplicaObserved:
+    def is_ready() -> bool:
+        seen = node.replica("r1")
+        return (seen.state, seen.attempt) == (ObservedState.READY, attempt)
+
+    node.wait(is_ready, f"attempt {attempt} of r1 is ready", seconds=WAIT_SECONDS)
+    return node.replica("r1")
 
 
 def ask(node: LocalNode, path: str, body: object = None, *, key: bool = True) -> int:
@@ -223,7 +236,7 @@ def ask(node: LocalNode, path: str, body: object = None, *, key: bool = True) ->
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://{replica.address}{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310 - an address of its own
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - an address of its own
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -234,7 +247,7 @@ QUESTION = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
 
 def test_an_engine_sleeps_outlives_its_agent_and_answers_once_it_is_woken(node: LocalNode) -> None:
     node.wish(standby())
-    node.wait_state("r1", ObservedState.READY)
+    wait_ready(node)
     wait_sleep(node, ASLEEP)
     assert ask(node, "/v1/completions", QUESTION) == 503
     assert ask(node, "/wake_up", {}, key=False) == 401, "control paths are nobody else's"
@@ -245,6 +258,7 @@ def test_an_engine_sleeps_outlives_its_agent_and_answers_once_it_is_woken(node: 
     node.wait(
         lambda: (node.scraper.state(("r1", 1)).progress.looked_at_seconds or 0) > (looks or 0),
         "the new agent has looked at it",
+        seconds=WAIT_SECONDS,
     )
     seen = node.replica("r1")
     assert (seen.state, seen.sleep_state, seen.attempt) == (ObservedState.READY, ASLEEP, 1)
@@ -267,10 +281,10 @@ def test_an_engine_that_does_not_wake_is_started_anew_and_awake(
     with local_node(tmp_path / "home", policy) as node:
         spec = standby(**fault)
         node.wish(spec)
-        node.wait_state("r1", ObservedState.READY)
+        wait_ready(node)
         wait_sleep(node, ASLEEP)
         node.wish(awake(spec))
-        again = node.wait_state("r1", ObservedState.READY, attempt=2)
+        again = wait_ready(node, attempt=2)
         assert again.sleep_state == AWAKE
         assert again.last_exit is not None
         assert again.last_exit.why.startswith("did not wake")
@@ -284,6 +298,7 @@ def test_what_cannot_sleep_says_why_and_serves_on(node: LocalNode) -> None:
     node.wait(
         lambda: node.replica("r1").sleep_note == "its engine sleeps only with the option enable_sleep_mode",
         "it says what is missing",
+        seconds=WAIT_SECONDS,
     )
     spec = standby()
     big = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, files=(weights,)))
