@@ -51,6 +51,12 @@ def test_new_deployment_is_recorded_with_its_maker_and_an_etag(operator: JsonCli
         ({"engine_options": {"a": "b\u0000"}}, "engine_options"),
         ({"replica": 4}, "replica"),
         ({"accelerators_per_replica": 0}, "accelerators_per_replica"),
+        ({"engine_options": {"pipeline_stages": 2}}, "nodes_per_replica"),
+        ({"engine_options": {"pipeline_stages": 2}, "accelerators_per_replica": 2}, "nodes_per_replica"),
+        (
+            {"engine_options": {"pipeline_stages": 2, "kv_host_bytes": 1 << 20}, "nodes_per_replica": 2},
+            "engine_options.kv_host_bytes",
+        ),
     ],
 )
 def test_bad_wish_is_refused_with_the_field_that_is_wrong(

@@ -18,6 +18,7 @@ from workers.protocol.engines.option import EngineTable, option_arguments, read_
 from workers.protocol.engines.tables import (
     TABLES,
     accelerators_of,
+    nodes_of,
     parallel_words,
     span_obstacle,
     spans_nodes,
@@ -74,6 +75,9 @@ def _check_parts(
     if option:
         raise InvalidInputError(f"engine_options.{option}", obstacle)
     needed, told = accelerators_of(engine, options), parallel_words(engine, options)
+    span = nodes_of(engine, options)
+    if span not in (None, nodes):
+        raise InvalidInputError("nodes_per_replica", f"{told} takes {span} for each replica, not {nodes}")
     if nodes > 1 and not takes_any_parts(engine) and needed != nodes * accelerators:
         raise InvalidInputError(
             "nodes_per_replica",

@@ -26,6 +26,11 @@ def accelerators_of(engine: str, options: Options) -> int:
             return 1
 
 
+def nodes_of(engine: str, options: Options) -> int | None:
+    """Nodes that one replica with these options has to have; `None`: its accelerators decide."""
+    return whole(options, STAGES, 1) if engine == own.TORCH else None
+
+
 def parallel_words(engine: str, options: Options) -> str:
     """What decides on that number, as it was said; empty for engines that always take one."""
     match engine:
