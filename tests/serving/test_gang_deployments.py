@@ -35,8 +35,8 @@ def wide(**changes: Any) -> Deployment:
     ("changes", "field", "words"),
     [
         ({"nodes_per_replica": 3}, "nodes_per_replica", "pipeline_stages 2 need 2 accelerators for each"),
+        ({"nodes_per_replica": 1}, "nodes_per_replica", "pipeline_stages 2 takes 2 for each replica, not 1"),
         ({"accelerators_per_replica": 2}, "nodes_per_replica", "2 nodes with 2 each have 4"),
-        ({"nodes_per_replica": 1}, "accelerators_per_replica", "need 2 for each replica, not 1"),
         ({"nodes_per_replica": 0}, "nodes_per_replica", "a whole number from 1 to 64"),
         ({"nodes_per_replica": 65}, "nodes_per_replica", "a whole number from 1 to 64"),
         ({"engine": "simulated-node", "engine_options": {}}, "nodes_per_replica", "runs on one node; what"),
@@ -82,11 +82,11 @@ def test_plan_places_all_members_and_cards_lie_by_their_adapters_as_the_node_tol
         ends = (*(Endpoint(card, accelerator=True) for card in cards), Endpoint("mlx5_0", accelerator=False))
         links = (Link(0, 1, "SYS", 5), Link(0, 2, "SYS", 5), Link(1, 2, "NV4", 0), Link(2, 3, "PIX", 1))
         facts = NodeFacts(
-            hostname=name, address="10.0.0.1", agent_version="1", boot_id="b1", engines=("torch",),
+            hostname=name, address="10.0.0.1", agent_version="1", boot_id="b1", engines=("vllm",),
             labels={"supernode": "s1"}, topology=Topology(ends, links),
         )  # fmt: skip
         _say_hello_again(node.pk, facts)
-    made = wide(engine_options={"pipeline_stages": 4}, accelerators_per_replica=2)
+    made = wide(engine="vllm", engine_options={"tensor_parallel_size": 4}, accelerators_per_replica=2)
     snapshot = deployment_snapshot(made.pk, active_sessions={}, now=NOW)
     assert snapshot is not None
     choice = place_gang(snapshot.request, node_rooms(made.pk, now=NOW))

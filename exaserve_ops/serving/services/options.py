@@ -75,15 +75,15 @@ def _check_parts(
     if option:
         raise InvalidInputError(f"engine_options.{option}", obstacle)
     needed, told = accelerators_of(engine, options), parallel_words(engine, options)
-    span = nodes_of(engine, options)
-    if span not in (None, nodes):
-        raise InvalidInputError("nodes_per_replica", f"{told} takes {span} for each replica, not {nodes}")
     if nodes > 1 and not takes_any_parts(engine) and needed != nodes * accelerators:
         raise InvalidInputError(
             "nodes_per_replica",
             f"{told} need {needed} accelerators for each replica, and {nodes} nodes with {accelerators} each "
             f"have {nodes * accelerators}",
         )
+    span = nodes_of(engine, options)
+    if span not in (None, nodes):
+        raise InvalidInputError("nodes_per_replica", f"{told} takes {span} for each replica, not {nodes}")
     counts = table is not None and bool(table.environment_prefixes or needed > 1)
     if counts and needed != nodes * accelerators:
         raise InvalidInputError(
