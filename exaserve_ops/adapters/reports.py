@@ -36,6 +36,8 @@ from workers.protocol.observed import ExitInfo, HostTelemetry, MemoryWait, Repli
 from workers.protocol.weights import SwarmSeen, WeightsHeld, WeightsReport
 
 GROUP = "ingest"
+MOST_MINOR = 32_767
+"""What the record has room for; no such version will ever be."""
 ABANDONED_MILLISECONDS = 10_000
 """A report that a consumer holds unacknowledged for longer was left by a dead controller."""
 
@@ -291,6 +293,7 @@ def _node_facts(hello: v1.Hello) -> NodeFacts:
         hostname=hello.hostname,
         address=hello.address,
         agent_version=hello.agent_version,
+        protocol_minor=min(max(hello.minor, 0), MOST_MINOR),
         boot_id=hello.boot_id,
         cpu_count=hello.cpu_count,
         memory_bytes=hello.memory_bytes,

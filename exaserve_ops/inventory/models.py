@@ -67,6 +67,9 @@ class Node(models.Model):
         max_length=500, blank=True, help_text="Why the address that its agent gives now is not taken over."
     )
     agent_version = models.CharField(max_length=32, blank=True)
+    protocol_minor = models.PositiveSmallIntegerField(
+        default=0, help_text="Minor version of the protocol that its agent speaks; 0: it has not said."
+    )
     boot_id = models.CharField(max_length=64, blank=True)
     cpu_count = models.PositiveIntegerField(default=0)
     memory_bytes = models.BigIntegerField(default=0)

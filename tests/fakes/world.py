@@ -23,6 +23,7 @@ from exaserve_ops.serving.domain.manifest import FileEntry
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment
 from exaserve_ops.serving.services.models import ModelFacts, register_model
+from workers.protocol import v1
 
 GIB = 1 << 30
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -58,6 +59,7 @@ def make_node(name: str, *, accelerators: int = 2, rack: str = "r1", supernode: 
         hostname=f"{name}.local",
         address="10.0.0.1",
         agent_version="0.1",
+        protocol_minor=v1.MINOR,
         boot_id="b1",
         engines=("torch", "simulated"),
         labels={"rack": rack} | ({"supernode": supernode} if supernode else {}),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link, NodeFacts, Topology
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services import record_hello
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.placement import Placement, place_gang
@@ -75,6 +76,20 @@ def test_nodes_may_not_become_too_few_later() -> None:
 
 
 @pytest.mark.django_db
+def test_no_part_goes_to_an_agent_that_would_run_it_as_a_whole() -> None:
+    for name in ("n0", "n1"):
+        make_node(name, supernode="s1")
+    Node.objects.filter(name="n1").update(protocol_minor=6)
+    made = wide()
+    snapshot = deployment_snapshot(made.pk, active_sessions={}, now=NOW)
+    assert snapshot is not None
+    refusal = place_gang(snapshot.request, node_rooms(made.pk, now=NOW))
+    assert not isinstance(refusal, Placement)
+    assert "1 of 2 nodes free in supernode s1" in refusal.summary()
+    assert "its agent speaks 1.6, and parts need 1.7: update it" in refusal.summary()
+
+
+@pytest.mark.django_db
 def test_plan_places_all_members_and_cards_lie_by_their_adapters_as_the_node_told() -> None:
     for name in ("n0", "n1"):
         node = make_node(name, accelerators=3, supernode="s1")
@@ -82,8 +97,8 @@ def test_plan_places_all_members_and_cards_lie_by_their_adapters_as_the_node_tol
         ends = (*(Endpoint(card, accelerator=True) for card in cards), Endpoint("mlx5_0", accelerator=False))
         links = (Link(0, 1, "SYS", 5), Link(0, 2, "SYS", 5), Link(1, 2, "NV4", 0), Link(2, 3, "PIX", 1))
         facts = NodeFacts(
-            hostname=name, address="10.0.0.1", agent_version="1", boot_id="b1", engines=("vllm",),
-            labels={"supernode": "s1"}, topology=Topology(ends, links),
+            hostname=name, address="10.0.0.1", agent_version="1", protocol_minor=7, boot_id="b1",
+            engines=("vllm",), labels={"supernode": "s1"}, topology=Topology(ends, links),
         )  # fmt: skip
         _say_hello_again(node.pk, facts)
     made = wide(engine="vllm", engine_options={"tensor_parallel_size": 4}, accelerators_per_replica=2)

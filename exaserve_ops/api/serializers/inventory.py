@@ -70,6 +70,7 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
             "address",
             "address_problem",
             "agent_version",
+            "protocol_minor",
             "boot_id",
             "cpu_count",
             "memory_bytes",

@@ -86,3 +86,5 @@ class NodeFacts:
     """What keeps MPS from being used, and what to do."""
     engine_versions: Mapping[str, str] = field(default_factory=dict)
     """Of the engines that are no part of this product."""
+    protocol_minor: int = 0
+    """What its agent knows of the protocol: fields that came later pass it by."""

@@ -26,6 +26,7 @@ from exaserve_ops.lib.hints import ring
 _TOLD = (
     *("hostname", "address", "agent_version", "boot_id", "cpu_count", "memory_bytes"),
     *("engines", "engine_versions", "labels", "simulated", "mps_ready", "mps_note"),
+    "protocol_minor",
 )
 """What a Hello says of the node itself, under the same names as in the record."""
 _RECORD_SIGHTINGS = """

@@ -10,6 +10,9 @@ from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
 from exaserve_ops.serving.domain.fitting import find_room
 from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
 
+MEMBERS_SINCE_MINOR = 7
+"""Of the agents' protocol; an agent that is older would run its part as a replica of its own."""
+
 _FABRIC_UNKNOWN = "its supernode is not known: label it `supernode`"
 
 
@@ -145,7 +148,7 @@ def _rooms(request: PlacementRequest, group: Iterable[Seat]) -> tuple[list[_Room
     rooms: list[_Room] = []
     reasons: Counter[str] = Counter()
     for seat in group:
-        fitting = find_room(request, seat.room)
+        fitting = seat.room.members_problem or find_room(request, seat.room)
         if isinstance(fitting, str):
             reasons[fitting] += 1
             continue

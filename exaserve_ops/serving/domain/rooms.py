@@ -213,6 +213,8 @@ class NodeRoom:
     """The group of nodes with a fast fabric that it belongs to; empty where none is known."""
     closeness: Closeness = UNKNOWN
     """Read only for plans of replicas over several nodes."""
+    members_problem: str = ""
+    """Why no part of such a replica can run here; empty where one can."""
     parts_of: frozenset[str] = frozenset()
     """Ids of the deployment's serving replicas over several nodes that have a part here."""
 
