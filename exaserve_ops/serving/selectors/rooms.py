@@ -172,8 +172,13 @@ def mps_problem_of(node: Node) -> str:
     return "" if node.mps_ready else node.mps_note or "its agent found no CUDA card"
 
 
-def live_holdings(replicas: Collection[UUID] | None = None) -> list[tuple[UUID, Holding]]:
-    """What each live replica, or each of these, holds of each accelerator, with its deployment."""
+def live_holdings(
+    replicas: Collection[UUID] | None = None, *, spans_nodes: bool = True
+) -> list[tuple[UUID, Holding]]:
+    """What each live replica, or each of these, holds of each accelerator, with its deployment.
+
+    `spans_nodes` false: none of these is known to run on several nodes, so no member is asked for.
+    """
     links = Replica.accelerators.through.objects.filter(
         replica__status__in=KNOWN_TO_AGENTS, replica__node_count=1
     )
@@ -186,7 +191,7 @@ def live_holdings(replicas: Collection[UUID] | None = None) -> list[tuple[UUID, 
     held = [(uuid, -(-size // shares[pk]), release) for pk, uuid, size, release in rows]
     held += [
         (uuid, -(-place.memory_bytes // len(place.accelerator_uuids)), place.release_id)
-        for place in member_places(replicas)
+        for place in (member_places(replicas) if spans_nodes else ())
         for uuid in place.accelerator_uuids
     ]
     holders = Release.objects.filter(pk__in={row[2] for row in held}).select_related("model", "deployment")
@@ -266,11 +271,13 @@ def use_of_accelerators(accelerators: Iterable[Accelerator]) -> dict[str, Accele
     """Who uses each of these, by UUID; in five queries."""
     known = {a.uuid: a for a in accelerators}
     users: dict[str, list[tuple[UUID, str]]] = {}
-    for name, uuid, replica_id in sorted([*_users_of(known), *_members_on(known)]):
+    members = _members_on(known)
+    for name, uuid, replica_id in sorted([*_users_of(known), *members]):
         users.setdefault(uuid, []).append((replica_id, name))
     holders = {replica_id for pairs in users.values() for replica_id, _ in pairs}
     sizes = {uuid: _size_of(a) for uuid, a in known.items()}
-    promises = tally((one for _, one in live_holdings(holders)), sizes)
+    holdings = live_holdings(holders, spans_nodes=bool(members))
+    promises = tally((one for _, one in holdings), sizes)
     return {
         uuid: AcceleratorUse(
             promise.reserved_bytes,
