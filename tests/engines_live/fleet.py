@@ -26,6 +26,7 @@ CODE = Path(__file__).resolve().parents[2]
 START_SECONDS = 1500
 """Of one vLLM: half a minute on an idle machine, many times that on a busy one."""
 LOOK_SECONDS = 0.5
+KILL_SECONDS = 30.0
 FIRST, SECOND = "first", "second"
 """Models of one shape with weights of two seeds."""
 BUILT_IN, VLLM = "built-in", "vllm"
@@ -200,14 +201,22 @@ def engine_fleet(folder: Path, browser: Browser, vllm_python: Path) -> Iterator[
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGKILL)
             run.process.wait(30)
-        for process in leftovers(var):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.identity.pid, signal.SIGKILL)
+        kill_all(var)
 
 
 def state_of(replica: Json) -> str:
     """Its status, and whether gateways connect to it: until one has, it gets no requests."""
     return f"{replica['status']}, {replica['reach']}"
+
+
+def kill_all(var: Path) -> None:
+    """End what is left of a fleet, and what its process manager starts again meanwhile."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while (found := leftovers(var)) and time.monotonic() < deadline:
+        for process in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.identity.pid, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)
 
 
 def alive(group: tuple[ProcessIdentity, ...]) -> list[ProcessIdentity]:
