@@ -286,8 +286,9 @@ class Exchange:
         """Bytes for the client, and the part of the body that is in them."""
         now = self._shared.clock()
         self._last_byte_seconds = now
-        if self._unsent_head and self._slot is not None and is_said_for_a_dead_engine(payload):
-            self._leave_dead_engine(self._slot)
+        slot = self._slot if self._unsent_head else None
+        if slot is not None and is_said_for_a_dead_engine(self._account.status, payload):
+            self._leave_dead_engine(slot)
             return
         if payload and self._account.ttft_seconds is None:
             self._account.ttft_seconds = now - self._account.started_seconds

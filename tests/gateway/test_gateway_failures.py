@@ -327,6 +327,33 @@ async def test_error_without_a_body_reaches_the_client(world: World) -> None:
     assert (reply.status, reply.body, reply.complete) == (500, b"", True)
 
 
+@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"error": {"message": f"temperature: not a number: '{DEAD['error']['message']}'"}},
+        {"error": {"message": "bad input", "input": DEAD["error"]["message"]}},
+        {"detail": [{"input": DEAD["error"]["message"]}]},
+    ],
+)
+async def test_nobody_is_passed_over_for_an_error_that_quotes_what_was_sent(
+    world: World, status: int, error: dict[str, object]
+) -> None:
+    engines = [await world.engine(replies(error, status=status), node_id=f"n{number}") for number in range(3)]
+    gateway = await world.gateway()
+    for body in ({"model": "m"}, STREAM):
+        reply = await gateway.ask(body)
+        assert (reply.status, json.loads(reply.body)) == (status, error)
+    assert sum(len(engine.requests) for engine in engines) == 2
+
+
+async def test_request_that_is_wrong_kills_nobody_by_saying_so(world: World) -> None:
+    engine = await world.engine(replies(DEAD, status=400))
+    gateway = await world.gateway()
+    assert (await gateway.ask()).status == 400
+    assert len(engine.requests) == 1
+
+
 async def test_text_that_quotes_a_dead_engine_is_an_answer(world: World) -> None:
     quoted = token("EngineCore encountered an issue")
     engine = await world.engine(streams([quoted, DONE]))
@@ -438,8 +465,8 @@ async def test_full_replicas_make_requests_wait_then_429(world: World) -> None:
 async def test_room_is_given_to_those_who_wait(world: World) -> None:
     await world.engine(streams([token("a"), DONE], gap_seconds=0.005))
     gateway = await world.gateway(in_flight_per_replica=2, wait_seconds=10.0)
-    answersseen = await asyncio.gather(*(gateway.ask(STREAM) for _ in range(30)))
-    assert all(reply.complete and reply.status == 200 for reply in answersseen)
+    answers = await asyncio.gather(*(gateway.ask(STREAM) for _ in range(30)))
+    assert all(reply.complete and reply.status == 200 for reply in answers)
     assert in_flight(gateway) == 0
 
 
