@@ -26,7 +26,6 @@ CODE = Path(__file__).resolve().parents[2]
 START_SECONDS = 1500
 """Of one vLLM: half a minute on an idle machine, many times that on a busy one."""
 LOOK_SECONDS = 0.5
-KILL_SECONDS = 30.0
 FIRST, SECOND = "first", "second"
 """Models of one shape with weights of two seeds."""
 BUILT_IN, VLLM = "built-in", "vllm"
@@ -201,7 +200,7 @@ def engine_fleet(folder: Path, browser: Browser, vllm_python: Path) -> Iterator[
         if run.process.poll() is None:
             run.process.send_signal(signal.SIGKILL)
             run.process.wait(30)
-        kill_all(var)
+        kill_all(run)
 
 
 def state_of(replica: Json) -> str:
@@ -209,14 +208,19 @@ def state_of(replica: Json) -> str:
     return f"{replica['status']}, {replica['reach']}"
 
 
-def kill_all(var: Path) -> None:
-    """End what is left of a fleet, and what its process manager starts again meanwhile."""
-    deadline = time.monotonic() + KILL_SECONDS
-    while (found := leftovers(var)) and time.monotonic() < deadline:
-        for process in found:
+def kill_all(run: FleetRun) -> None:
+    """End what is left of a fleet: its process manager first, which would start the others again.
+
+    Valkey writes over its environment, where the label is, so programs are known by what `up` wrote, too.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        pids: dict[str, int] = run.summary()["pids"]
+        for name in ("supervisord", *pids):
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.identity.pid, signal.SIGKILL)
-        time.sleep(LOOK_SECONDS)
+                os.kill(pids[name], signal.SIGKILL)
+    for process in leftovers(run.var):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.identity.pid, signal.SIGKILL)
 
 
 def alive(group: tuple[ProcessIdentity, ...]) -> list[ProcessIdentity]:
