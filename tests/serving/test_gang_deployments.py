@@ -40,7 +40,7 @@ def wide(**changes: Any) -> Deployment:
         ({"accelerators_per_replica": 2}, "nodes_per_replica", "2 nodes with 2 each have 4"),
         ({"nodes_per_replica": 0}, "nodes_per_replica", "a whole number from 1 to 64"),
         ({"nodes_per_replica": 65}, "nodes_per_replica", "a whole number from 1 to 64"),
-        ({"engine": "simulated-node", "engine_options": {}}, "nodes_per_replica", "runs on one node; what"),
+        ({"engine": "other", "engine_options": {}}, "nodes_per_replica", "runs on one node; what"),
         ({"accelerator": "slice"}, "accelerator", "takes whole accelerators"),
         ({"mps_thread_percent": 50}, "mps_thread_percent", "takes whole accelerators"),
         ({"nodes": ("n0",)}, "nodes", "each replica takes 2 nodes, and only 1 may be used"),
@@ -51,6 +51,7 @@ def test_parts_that_make_up_no_replica_are_refused_with_the_numbers(
     changes: dict[str, Any], field: str, words: str
 ) -> None:
     make_node("n0")
+    Node.objects.update(engines=["torch", "other"])
     with pytest.raises(InvalidInputError, match=words) as refused:
         wide(**changes)
     assert refused.value.field == field

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-ENGINE = "simulated-node"
+from workers.protocol.engines.own import SIMULATED_NODE
+
+ENGINE = SIMULATED_NODE
 """The engine that only simulated nodes have, so that nothing real is ever placed on one of them."""
 PORTS_PER_SLOT = 2
 """A replica that ended keeps its port until its end is recorded."""

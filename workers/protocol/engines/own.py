@@ -14,6 +14,8 @@ from workers.protocol.engines.kinds import (
 from workers.protocol.engines.option import EngineOption, EngineTable
 
 TORCH, SIMULATED = "torch", "simulated"
+SIMULATED_NODE = "simulated-node"
+"""Of nodes that are simulated whole, engine and all."""
 EVICTIONS = ("lru", "lfu")
 _AGENTS_FLAGS = (
     *("--holder", "--host", "--kv-disk-dir", "--kv-pool-bytes", "--kv-pool-dir", "--port", "--model-dir"),

@@ -46,12 +46,12 @@ def parallel_words(engine: str, options: Options) -> str:
 
 def spans_nodes(engine: str) -> bool:
     """Whether one replica can run on several nodes at once, with options that say so."""
-    return engine in {vllm.VLLM, sglang.SGLANG, own.TORCH, own.SIMULATED}
+    return engine in {vllm.VLLM, sglang.SGLANG, own.TORCH, own.SIMULATED, own.SIMULATED_NODE}
 
 
 def takes_any_parts(engine: str) -> bool:
     """Whether a replica over several nodes has as many parts as it is given."""
-    return engine == own.SIMULATED
+    return engine in {own.SIMULATED, own.SIMULATED_NODE}
 
 
 def span_obstacle(engine: str, options: Options) -> tuple[str, str]:
