@@ -110,6 +110,7 @@ class Reconcilers:
             "deployment": self._deployment,
             "takeover": self._take_over,
             "gang": self._settle_gang,
+            "gang_wish": self._tell_gang,
             "starts": StartTurns(state, queue).look,
             "node": self._node,
             "canary": self._canary,
@@ -238,13 +239,23 @@ class Reconcilers:
             _log.info("event=promotions_overtaken count=%d first=%r", len(left_out), left_out[0])
 
     def _settle_gang(self, key: str) -> None:
-        """Take the next step of a replica over several nodes, and tell them; again while it is on its way."""
+        """Take the next step of a replica over several nodes; again while it is on its way.
+
+        It may be for hours, and there may be as many as nodes: nobody is told that nothing has changed.
+        """
+        self._follow_gang(key, tells=False)
+
+    def _tell_gang(self, key: str) -> None:
+        """The same, and its nodes are told in any case: their wishes are others already."""
+        self._follow_gang(key, tells=True)
+
+    def _follow_gang(self, key: str, *, tells: bool) -> None:
         settled = settle_gang(UUID(key), actor=ACTOR, now=clock.now())
         if settled is None:
             return
-        for node_id in settled.node_ids:
-            self._queue.add("node", str(node_id))
-        if settled.step is not None:
+        if tells or settled.has_changed:
+            for node_id in settled.node_ids:
+                self._queue.add("node", str(node_id))
             self._add_spaced("routes", "all", at_least_seconds=0.02)
         if not settled.is_at_rest:
             self._queue.add("gang", key, after_seconds=GANG_SECONDS)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from django.db.models import Count, Max, Q, Sum
+from django.db.models import Count, Max, OuterRef, Q, Subquery, Sum
 
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.gang_rules import HEAD
 from exaserve_ops.serving.domain.observed import WantedReplica
-from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.models import Replica, ReplicaMember
 from exaserve_ops.serving.selectors.members import MEMBER_WAITS, ONE_NODE, WAITS_TO_START, live_members
 
 READ_ANYWAY_RESYNCS = 10
@@ -32,11 +33,14 @@ def node_marks() -> dict[str, Mark]:
         .order_by()
     )
     marks = {str(node_id): tuple(mark) for node_id, *mark in rows}
+    head = ReplicaMember.objects.filter(replica=OuterRef("replica"), number=HEAD)
     for node_id, *mark in (
         live_members()
         .values_list("node_id")
         .annotate(Sum("replica__generation"), Max("replica__status_changed_at"), Sum("replica__gang_epoch"))
-        .annotate(told=Count("pk", filter=~MEMBER_WAITS))
+        .annotate(Sum("replica__deployment__generation"), told=Count("pk", filter=~MEMBER_WAITS))
+        .annotate(head_epochs=Sum(Subquery(head.values("epoch"))))
+        .annotate(heads_ended=Count(Subquery(head.values("ended_at"))))
     ):
         marks[str(node_id)] = (*marks.get(str(node_id), ()), *mark)
     return {str(pk): marks.get(str(pk), ()) for pk in nodes_in_service().values_list("pk", flat=True)}

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import redis
+from django.db import connection
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services.drain import drain_node
 from exaserve_ops.lib import clock
 from exaserve_ops.routing.selectors import routes
+from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.models import Deployment, Replica, ReplicaMember
 from exaserve_ops.serving.selectors import node_rooms
 from exaserve_ops.serving.services.deployments import delete_deployment, scale_deployment
+from exaserve_ops.serving.services.observations import record_observations
 from exaserve_ops.serving.services.replicas import restart_replica, retire_lost_node
 from tests.fakes.fleet import GIB
 from tests.fakes.gang_fleet import GangFleet
@@ -206,3 +210,66 @@ def test_promises_of_a_member_are_of_one_node(fleet: GangFleet) -> None:
     fleet.until("ready")
     rooms = promised()
     assert rooms["n0"] == rooms["n1"] >= GIB
+
+
+def test_a_look_that_changes_nothing_has_nobody_told_and_no_routes_written(fleet: GangFleet) -> None:
+    """It may load, or wait, for hours, and is looked at each second."""
+    fleet.deploy()
+    fleet.nodes[1].is_stuck = fleet.nodes[0].is_stuck = True
+    loading = fleet.until("loading")
+    assert _queued_by_a_look(fleet, loading) == 0
+    fleet.of(loading)[1].die()
+    replica = fleet.until("backing_off")
+    assert _queued_by_a_look(fleet, replica) == 0
+    _pass_back_off(replica)
+    assert _queued_by_a_look(fleet, replica) == 0, "the reason is new, and nobody is told reasons"
+    replica.refresh_from_db()
+    assert "start 1 must be gone first" in replica.reason
+    assert _queued_by_a_look(fleet, replica) == 0
+    ReplicaMember.objects.filter(replica=replica).update(state="stopped", generation=replica.generation)
+    assert _queued_by_a_look(fleet, replica) >= 2, "a start has begun, and both are told"
+
+
+def test_nodes_are_told_at_once_where_the_head_is_and_that_a_part_is_over(fleet: GangFleet) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    head = replica.members.get(number=0)
+    same = ObservedReplica(
+        str(replica.pk), replica.generation, "ready", 1,
+        pid=4242, address=head.address, epoch=1, rendezvous=head.rendezvous,
+    )  # fmt: skip
+    look, tell = ("gang", str(replica.pk)), ("gang_wish", str(replica.pk))
+    assert _hints_of(same, head) & {look, tell} == {look}
+    assert _hints_of(same._replace(rendezvous="127.0.0.1:41999"), head) & {look, tell} == {tell}
+    scale_deployment(replica.deployment_id, replicas=0, actor="user:x", now=clock.now())
+    fleet.leader.work()
+    replica.refresh_from_db()
+    Replica.objects.filter(pk=replica.pk).update(handed_over_at=clock.now())
+    gone = same._replace(generation=replica.generation, state="stopped", rendezvous="127.0.0.1:41999")
+    assert tell in _hints_of(gone, head)
+    assert replica.members.get(number=0).ended_at is not None
+    before = len(fleet.leader.queue)
+    fleet.leader.reconcilers.ring(*tell)
+    fleet.leader.reconcilers.reconcile(*tell)
+    assert len(fleet.leader.queue) - before >= 1 + 2, "the hint itself, and both nodes"
+
+
+def _queued_by_a_look(fleet: GangFleet, replica: Replica) -> int:
+    """How many keys a look at it adds to those that wait."""
+    before = len(fleet.leader.queue)
+    fleet.leader.reconcilers.reconcile("gang", str(replica.pk))
+    return len(fleet.leader.queue) - before
+
+
+def _hints_of(seen: ObservedReplica, member: ReplicaMember) -> set[tuple[str, str]]:
+    """What is rung for as this is written down."""
+    rung: set[tuple[str, str]] = set()
+
+    def listen(execute: Callable[..., object], sql: str, params: Any, many: bool, context: object) -> object:
+        if "pg_notify" in sql:
+            rung.update(tuple(hint.split(":", 1)) for hint in params[1])
+        return execute(sql, params, many, context)
+
+    with connection.execute_wrapper(listen):
+        record_observations([seen], node_id=member.node_id, actor="agent", now=clock.now())
+    return rung

@@ -34,9 +34,10 @@ from exaserve_ops.serving.services.replicas import Move, advance_row, hints_of, 
 class SettledGang:
     """What one look at a replica over several nodes led to."""
 
-    step: GangStep | None
+    has_changed: bool
+    """It took a step by which its nodes are told something else, or by which it is routed to or not."""
     node_ids: tuple[UUID, ...]
-    """Nodes that are to be told."""
+    """Of its members."""
     is_at_rest: bool
     """Nothing is to come that no report and no person brings about."""
 
@@ -54,16 +55,22 @@ def settle_gang(replica_id: UUID, *, actor: str, now: datetime) -> SettledGang |
     if replica is None or not members:
         return None
     step = plan_gang_step(gang_facts(replica, members), now=now)
-    before = (replica.status, replica.reason)
+    told, reason = _told_of(replica), replica.reason
     happenings = [] if step is None else take_step(replica, step, now)
-    if happenings or (step is not None and (replica.status, replica.reason) != before):
+    has_changed = _told_of(replica) != told
+    if happenings or has_changed or replica.reason != reason:
         replica.save()
         record_events(happenings, actor=actor, now=now)
         ring_all(hints_of(replica, tells_node=False))
     rests = replica.status in (states.READY, states.STOPPED, states.UNREACHABLE)
     given_up = replica.status == states.FAILED and replica.gang_retry_at is None
-    node_ids = tuple(member.node_id for member in members if member.ended_at is None)
-    return SettledGang(step, node_ids, is_at_rest=rests or given_up)
+    node_ids = tuple(member.node_id for member in members)
+    return SettledGang(has_changed, node_ids, is_at_rest=rests or given_up)
+
+
+def _told_of(replica: Replica) -> tuple[str, str, int, int]:
+    """What a step can change of its members' wishes and of its route; a reason is in neither."""
+    return (replica.status, replica.wanted, replica.generation, replica.gang_epoch)
 
 
 def take_step(replica: Replica, step: GangStep, now: datetime) -> list[Happening]:

@@ -8,10 +8,10 @@ from uuid import UUID
 from django.db import transaction
 
 from exaserve_ops.audit.services import record_event
-from exaserve_ops.lib.hints import ring
+from exaserve_ops.lib.hints import ring_all
 from exaserve_ops.serving.domain.lifecycle import DRAINING
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.serving.services.replicas import subject_of
+from exaserve_ops.serving.services.replicas import hints_of, subject_of
 
 
 @transaction.atomic
@@ -32,5 +32,4 @@ def record_handover(replica_id: UUID, *, left_behind: int, reason: str, actor: s
         reason=told,
         generation=replica.generation,
     )
-    ring("node", replica.node_id)
-    ring("routes", replica.pk)
+    ring_all([*hints_of(replica, tells_node=True), ("routes", replica.pk)])

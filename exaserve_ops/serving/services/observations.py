@@ -61,6 +61,7 @@ def _observe_part(
     """Take the sighting of a member over; the status of the whole is for the leader to move."""
     members = list(replica.members.select_related("node").order_by("number"))
     member = next(one for one in members if one.node_id == node_id)
+    told = _told_by(member)
     happenings = observe_member(replica, members, member.number, seen, now)
     member.save()
     if member.number == HEAD:
@@ -70,8 +71,14 @@ def _observe_part(
         _take_over(replica, seen)
         happenings += _note_memory(replica, seen, now)
     _note_holders(replica, hold_of(members), now)
-    hints.append(("gang", replica.pk))
+    hints.append(("gang" if _told_by(member) == told else "gang_wish", replica.pk))
     return happenings
+
+
+def _told_by(member: ReplicaMember) -> tuple[object, ...]:
+    """What the members' nodes are told of one: where the head is, and whether a part is over."""
+    head = (member.epoch, member.address, member.rendezvous) if member.number == HEAD else ()
+    return (*head, member.ended_at)
 
 
 def _event_of(observed: ObservedReplica, replica: Replica) -> str:

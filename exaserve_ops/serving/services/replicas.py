@@ -228,19 +228,19 @@ def retire_lost_node(node_id: UUID, *, reason: str, actor: str, now: datetime) -
     left = Replica.objects.filter(ONE_NODE, node=node_id).exclude(status=states.STOPPED)
     move = Move("write_off", f"its node was retired: {reason}")
     advance_replicas(dict.fromkeys(left.values_list("pk", flat=True), move), actor=actor, now=now)
-    _write_off_members(node_id, reason=reason, actor=actor, now=now)
+    _write_off_members(node, reason=reason, actor=actor, now=now)
     return node
 
 
-def _write_off_members(node_id: UUID, *, reason: str, actor: str, now: datetime) -> None:
+def _write_off_members(node: Node, *, reason: str, actor: str, now: datetime) -> None:
     """Close the record of parts that ran on a node; the rest of the whole is stopped, and ends by itself."""
-    parts = ReplicaMember.objects.filter(node=node_id, ended_at=None)
+    parts = ReplicaMember.objects.filter(node=node, ended_at=None)
+    why = f"node {node} of it was retired: {reason}"
     for replica in Replica.objects.filter(pk__in=parts.values("replica")).exclude(status=states.STOPPED):
-        why = f"node {Node.objects.get(pk=node_id)} of it was retired: {reason}"
         if replica.wanted == Replica.Wanted.RUN:
             let_go_replica(replica.pk, "stop", why=why, actor=actor, now=now)
         parts.filter(replica=replica).update(ended_at=now, state=states.STOPPED, reason=why, pid=None)
-        ring("gang", replica.pk)
+        ring("gang_wish", replica.pk)
 
 
 def advance_replica(replica_id: UUID, event: str, *, reason: str, actor: str, now: datetime) -> Replica:
@@ -306,7 +306,7 @@ def hints_of(replica: Replica, *, tells_node: bool) -> list[tuple[str, object]]:
     """Who has to look at a replica that moved."""
     hints: list[tuple[str, object]] = [("deployment", replica.deployment_id)]
     if tells_node and replica.node_count > 1:
-        hints.append(("gang", replica.pk))
+        hints.append(("gang_wish", replica.pk))
     elif tells_node and replica.node_id is not None:
         hints.append(("node", replica.node_id))
     return hints
