@@ -86,6 +86,16 @@ class TrialTurn:
         return time.monotonic() - self._began_at_seconds > seconds
 
 
+def wake_trial(validation: Validation) -> None:
+    """Have the trial awake for the checks that follow, however the last one ended.
+
+    They wait until it is. `validation` is as it was read for this step; a trial that ends is let be.
+    """
+    trial = validation.trial
+    if trial is not None and trial.standbys_sleep:
+        _ask_for_sleep(validation, asleep=False)
+
+
 def _ask_for_sleep(validation: Validation, *, asleep: bool) -> str:
     """Say that the trial's replica is to sleep, or to be awake; returns why that cannot be."""
     try:

@@ -17,7 +17,7 @@ from uuid import UUID
 from django.db import DatabaseError
 
 from exaserve_ops.controllers.fleet_state import FleetState
-from exaserve_ops.controllers.trials import TrialTurn
+from exaserve_ops.controllers.trials import TrialTurn, wake_trial
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
@@ -114,8 +114,7 @@ class ValidationDriver:
     def _drive(self, validation: Validation) -> None:
         run = self._runs.get(validation.pk)
         if run is not None and (finding := self._advance(run, validation)) is not None:
-            del self._runs[validation.pk]
-            record_finding(validation, run.position, finding, now=clock.now())
+            self._record(validation, run.position, finding)
             return
         if validation.trial is not None and validation.trial.status == DELETED:
             forget_trial(validation)
@@ -146,8 +145,13 @@ class ValidationDriver:
             case do.Run(position):
                 self._begin(validation, position)
             case do.Record(position, finding):
-                self._runs.pop(validation.pk, None)
-                record_finding(validation, position, finding, now=clock.now())
+                self._record(validation, position, finding)
+
+    def _record(self, validation: Validation, position: int, finding: Finding) -> None:
+        """Write down how a check ended, whether by itself or by the time that it took."""
+        self._runs.pop(validation.pk, None)
+        wake_trial(validation)  # first: what is recorded is not looked at again
+        record_finding(validation, position, finding, now=clock.now())
 
     def _judge(self, validation: Validation, position: int) -> None:
         check = validation.checks.get(position=position)

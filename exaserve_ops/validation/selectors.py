@@ -91,6 +91,8 @@ def _trial(deployment: Deployment | None) -> Trial:
     why = f"{replica.name} is {replica.status.replace('_', ' ')}"
     if replica.reason:
         why = f"{why}: {replica.reason}"
+    if replica.sleep_state and not deployment.standbys_sleep:
+        state, why = STARTING, f"{replica.name} is woken"  # a sleeper counts as ready, and answers nobody
     took = None
     if replica.ready_at is not None:
         took = (replica.ready_at - replica.created_at).total_seconds()

@@ -19,10 +19,11 @@ from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.deployments import delete_deployment
 from exaserve_ops.validation.domain.asking import Answer, Ask
+from exaserve_ops.validation.domain.driving import STARTING
 from exaserve_ops.validation.domain.lifecycle import VALIDATION
 from exaserve_ops.validation.domain.probing import Target
 from exaserve_ops.validation.models import Validation
-from exaserve_ops.validation.selectors import latest_go
+from exaserve_ops.validation.selectors import latest_go, validation_view
 from exaserve_ops.validation.services import ValidationWish, ask_validation, cancel_validation
 from tests.fakes.fleet import seen
 from tests.fakes.leader import leading
@@ -88,7 +89,9 @@ class Stage:
         for row in rows:
             # Where it is told otherwise, it is not ready.
             seen_as = self.fleet.states.setdefault(str(row.pk), self.sighting(row))
-            self.fleet.states[str(row.pk)] = self.with_sleep(seen_as, asleep=row.deployment.standbys_sleep)
+            sighting = self.with_sleep(seen_as, asleep=row.deployment.standbys_sleep)
+            self.fleet.states[str(row.pk)] = sighting
+            self.probe.engine.is_asleep = sighting.sleep_state == ASLEEP
         self.fleet.beat()
         self.fleet.leader.work()
 
@@ -178,6 +181,47 @@ def test_replica_of_a_trial_sleeps_and_is_woken_where_its_engine_can(stage: Stag
     assert (slept.status, slept.figure) == ("passed", "woke in 1.5 s"), slept.why
     other = stage.end(stage.ask())
     assert "only with the option enable_sleep_mode" in other.checks.get(name="sleep").why
+
+
+def left_asleep(stage: Stage) -> Validation:
+    """A validation whose trial sleeps, in a rest that does not end."""
+    validation = stage.ask(engine_options={"simulated": {"enable_sleep_mode": True}})
+    stage.until(lambda: validation.checks.filter(name="idle", status="passed").exists(), "that far")
+    Validation.objects.filter(pk=validation.pk).update(idle_seconds=3600)
+    stage.until(lambda: Replica.objects.filter(sleep_state=ASLEEP).exists(), "asleep")
+    Validation.objects.filter(pk=validation.pk).update(idle_seconds=0)
+    assert validation.checks.get(name="sleep").status == "checking"
+    return validation
+
+
+def failed_of(validation: Validation) -> dict[str, str]:
+    """What failed and why; the record of a made-up model has no manifest, which is not asked here."""
+    rows = validation.checks.filter(status="failed").exclude(name="weights")
+    return dict(rows.values_list("name", "why"))
+
+
+def test_controller_that_finds_a_trial_asleep_wakes_it_and_checks_its_sleep_again(stage: Stage) -> None:
+    validation = left_asleep(stage)
+    stage.driver = ValidationDriver(stage.fleet.leader.state, stage.probe)
+    ended = stage.end(validation)
+    assert failed_of(ended) == {}
+    assert ended.checks.get(name="sleep").figure == "woke in 1.5 s"
+
+
+def test_sleep_that_took_too_long_is_no_fault_of_the_checks_that_follow(stage: Stage) -> None:
+    validation = left_asleep(stage)
+    validation.checks.filter(name="sleep").update(began_at=clock.now() - timedelta(days=1))
+    stage.driver.step()
+    validation.refresh_from_db()
+    trial = validation_view(validation, runs_here=False).trial
+    assert trial.state == STARTING, "a sleeper is ready, and answers nobody"
+    assert "is woken" in trial.why
+    ended = stage.end(validation)
+    assert failed_of(ended) == {"sleep": "it took longer than 5400 s"}
+    assert {c.name: c.status for c in ended.checks.filter(name__in=["blocks", "again"])} == {
+        "blocks": "passed",
+        "again": "passed",
+    }
 
 
 def test_another_controller_goes_on_where_one_died(stage: Stage) -> None:

@@ -73,6 +73,27 @@ def test_fault_is_found_and_said(name: str, make: Callable[[], MadeUpEngine], wh
     assert why in finding.why
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [
+        MadeUpEngine(is_asleep=True),
+        MadeUpEngine(sleeps=False),
+        MadeUpEngine(forgets_in_sleep=True, differs_by_launch=True),
+        MadeUpEngine(is_asleep=True, fails_beyond=0),
+    ],
+    ids=["was left asleep", "falls asleep too late", "answers in another way", "answers nothing"],
+)
+def test_check_of_sleep_leaves_no_sleeper_to_the_checks_that_follow(engine: MadeUpEngine) -> None:
+    was_asleep = engine.is_asleep and engine.fails_beyond
+    assert found("sleep", engine).outcome == (PASSED if was_asleep else FAILED)
+    assert not engine.is_asleep
+
+
+def test_engine_that_another_controller_left_asleep_and_that_does_not_wake_is_said() -> None:
+    finding = found("sleep", MadeUpEngine(is_asleep=True, wakes=False))
+    assert (finding.outcome, finding.why) == (FAILED, "it did not wake: its replica was started anew")
+
+
 @pytest.mark.parametrize("name", sorted(set(PROCEDURES) - {"blocks", "memory", "stop", "tuning"}))
 def test_engine_that_answers_nothing_fails(name: str) -> None:
     engine = MadeUpEngine(fails_beyond=0)

@@ -63,7 +63,9 @@ class MadeUpEngine:
     refuses_from: int = 1 << 30
     """It does not start with so many tokens in a step."""
     sleeps: bool = True
+    """Otherwise it says so, and falls asleep after all."""
     wakes: bool = True
+    is_asleep: bool = False
     forgets_in_sleep: bool = False
     cached: set[tuple[int, ...]] = field(default_factory=set)
     asked: int = 0
@@ -111,8 +113,12 @@ class MadeUpEngine:
     def set_asleep(self, asleep: bool) -> Slept:
         if asleep:
             self.launch += self.forgets_in_sleep
+            self.is_asleep = True
             return Slept(self.sleeps, "" if self.sleeps else "the host has no room for its weights")
-        return Slept(self.wakes, "" if self.wakes else "its replica was started anew", 2.5)
+        if self.is_asleep and not self.wakes:
+            return Slept(done=False, why="its replica was started anew")
+        self.is_asleep = False
+        return Slept(done=True, seconds=2.5)
 
     @property
     def slowness(self) -> float:
@@ -126,6 +132,8 @@ class MadeUpEngine:
         self.asked += 1
         if at_once >= self.fails_beyond:
             return Answer(500, error="out of memory")
+        if self.is_asleep:
+            return Answer(503, error="it sleeps")
         prompt = self.prompt_of(ask)
         if len(prompt) + ask.max_tokens > self.most_context and not self.takes_too_long_contexts:
             return Answer(400, error=f"{len(prompt)} tokens are too many")

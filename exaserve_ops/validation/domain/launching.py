@@ -40,9 +40,16 @@ _LEAST_REQUESTS = 8
 
 
 def check_sleep(subject: Subject) -> Procedure:
-    """Have it put to sleep, let it rest, wake it, and ask what was asked before."""
+    """Have it put to sleep, let it rest, wake it, and ask what was asked before.
+
+    It is woken first and last: whoever began this check before may have left it asleep, and the checks
+    that follow ask it.
+    """
     if subject.why_no_sleep:
         return Finding(SKIPPED, why=subject.why_no_sleep)
+    woken: Slept = yield SetAsleep(asleep=False)
+    if not woken.done:
+        return Finding(FAILED, why=f"it did not wake: {woken.why}")
     ask = Ask(
         draw_tokens("sleep", 16, vocabulary=subject.vocabulary, seed=subject.seed),
         max_tokens=8,
@@ -65,10 +72,12 @@ def check_sleep(subject: Subject) -> Procedure:
 
 def _sleep_and_wake(subject: Subject) -> Generator[Need, Any, Slept]:
     fell: Slept = yield SetAsleep(asleep=True)
-    if not fell.done:
-        return replace(fell, why=f"it was not put to sleep: {fell.why}")
-    yield Rest(subject.idle_seconds)
+    if fell.done:
+        yield Rest(subject.idle_seconds)
     woke: Slept = yield SetAsleep(asleep=False)
+    if not fell.done:
+        also = "" if woke.done else f", and it did not wake: {woke.why}"
+        return replace(fell, why=f"it was not put to sleep: {fell.why}{also}")
     return woke if woke.done else replace(woke, why=f"it did not wake: {woke.why}")
 
 
