@@ -20,6 +20,7 @@ from workers.agent.memory_gate import HostMemory
 from workers.agent.supervisor import (
     AttemptFacts,
     Decision,
+    ForgetCrashes,
     Policy,
     Probe,
     ReplicaFacts,
@@ -61,17 +62,22 @@ class World:
         )
     )
     asked: list[str] = field(default_factory=list)
+    crashes: int = 0
 
     def step(self, seconds: float = 1.0, **sleep: object) -> Decision:
         """Let time pass, with what became of the request, and carry out what is decided."""
         self.now += seconds
         facts = replace(self.attempt.sleep, **sleep)  # type: ignore[arg-type]  # fields by name
         self.attempt = replace(self.attempt, sleep=facts)
-        replica = ReplicaFacts("r", self.spec, generation=1, last_attempt=1, attempt=self.attempt)
+        replica = ReplicaFacts(
+            "r", self.spec, generation=1, last_attempt=1, crashes=self.crashes, attempt=self.attempt
+        )
         (decision,) = plan([replica], wish_known=True, now=self.now, policy=POLICY)
         for action in decision.actions:
             if isinstance(action, SetSleep):
                 self._set(action)
+            elif isinstance(action, ForgetCrashes):
+                self.crashes = 0
         return decision
 
     def _set(self, action: SetSleep) -> None:
@@ -128,6 +134,31 @@ def test_a_sleeper_is_never_stalled_nor_dead_for_want_of_health() -> None:
     (end,) = ends(world.step())
     assert end.blames_engine
     assert "dead in its sleep: its port is closed" in end.why
+
+
+def test_crashes_are_forgotten_in_sleep_too_once_it_has_been_ready_for_long_enough() -> None:
+    world = World(crashes=3, now=60.0)  # it has just become ready
+    world.fall_asleep()
+    world.step()
+    assert world.crashes == 3, "that is no long time"
+    decision = world.step(POLICY.stable_seconds)
+    assert (world.crashes, world.state, decision.state) == (0, ASLEEP, ObservedState.READY)
+    assert world.step(100).actions == (), "once"
+
+
+@pytest.mark.parametrize("on_its_way", [FALLING_ASLEEP, WAKING])
+def test_crashes_count_on_while_it_is_on_its_way_into_sleep_or_out_of_it(on_its_way: str) -> None:
+    world = World(crashes=3)
+    world.attempt = replace(world.attempt, ready_at_seconds=world.now)
+    world.step()
+    if on_its_way == WAKING:
+        world.step(request=RequestState.DONE)
+        world.spec = SERVING
+        world.step()
+    patient = replace(world.attempt, ready_at_seconds=world.now - POLICY.stable_seconds)
+    world.attempt = patient
+    world.step()
+    assert (world.state, world.crashes) == (on_its_way, 3)
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,9 @@ class House:
     engines: dict[str, ScriptedEngine] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
 
-    def start(self, name: str, moves: str = "export_import") -> ScriptedEngine:
+    def start(self, name: str, moves: str = "export_import", **bounds: float) -> ScriptedEngine:
         engine = self.engines[name] = ScriptedEngine(name, self.fabric, f"key-of-{name}")
-        self.places[name] = self.stack.enter_context(serving(engine, moves))
+        self.places[name] = self.stack.enter_context(serving(engine, moves, **bounds))
         return engine
 
     def ask(self, name: str, method: str, path: str, **more: Any) -> httpx.Response:
@@ -206,6 +206,20 @@ def test_target_computes_what_did_not_come_and_says_so(pair: House) -> None:
     assert (status, told["carrier"], told["sent_bytes"]) == (200, "computed", 0)
     assert told["why"].startswith("its KV did not come: The engine answered 500")
     assert cached(pair.turn("there", {"messages": SECOND})) >= words_of(STORY, ANSWER)
+
+
+def test_import_that_hangs_is_given_up_and_holds_up_no_other_move(house: House) -> None:
+    house.start("here")
+    house.start("there", import_seconds=0.2).hangs_in_imports = True
+    sessions = ["one", "two", "three"]
+    for session in sessions:
+        house.turn("here", {"messages": FIRST}, session=session)
+    with ThreadPoolExecutor(len(sessions)) as pool:
+        moves = [pool.submit(house.move, "here", "there", session) for session in sessions]
+        ended = [move.result() for move in moves]
+    told = {(status, answer["carrier"], answer["sent_bytes"], answer["why"]) for status, answer in ended}
+    assert told == {(200, "computed", 0, "its KV did not come: it was not here within 0.2 s.")}
+    assert cached(house.turn("there", {"messages": SECOND})) >= words_of(STORY, ANSWER)
 
 
 def test_target_that_is_not_there_or_moves_nothing_is_said_before_anything_is_exported(house: House) -> None:

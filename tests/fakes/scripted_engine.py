@@ -41,6 +41,8 @@ class ScriptedEngine:
     requests: list[dict[str, Any]] = field(default_factory=list)
     pulled_bytes: int = 0
     fails_imports: bool = False
+    hangs_in_imports: bool = False
+    """Until whoever asked leaves."""
     fails: bool = False
     """Answers nothing but refusals."""
     exports_nothing: bool = False
@@ -77,6 +79,8 @@ class ScriptedEngine:
         tokens = _rendered(asked) if is_chat else tuple(str(asked["prompt"]).split())
         params = asked.get("kv_transfer_params") or {}
         if params.get("do_remote_prefill"):
+            if self.hangs_in_imports:
+                await asyncio.get_running_loop().create_future()
             exported = self.fabric.held.get((params["remote_engine_id"], params["remote_request_id"]))
             if self.fails_imports or exported is None:
                 await _answer(send, 500, b'{"error": {"message": "KV load failed"}}')
@@ -156,11 +160,10 @@ async def _answer(send: Send, status: int, body: bytes) -> None:
 
 
 @contextmanager
-def serving(engine: ScriptedEngine, moves: str) -> Iterator[str]:
+def serving(engine: ScriptedEngine, moves: str, **bounds: float) -> Iterator[str]:
     """Serve an engine with what moves its sessions around it, and give its address."""
-    config = uvicorn.Config(
-        SessionMoves(engine, engine.key, moves), log_level="error", lifespan="off", ws="none"
-    )
+    app = SessionMoves(engine, engine.key, moves, **bounds)
+    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     listener = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, args=([listener],))

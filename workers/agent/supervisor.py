@@ -37,7 +37,7 @@ from workers.agent.facts import (
 from workers.agent.members import is_follower, lacks_head, spent, why_alone, why_outdated, why_spent
 from workers.agent.sleep import follow_sleep
 from workers.agent.turns import take_turns
-from workers.protocol.engines.sleeping import AWAKE
+from workers.protocol.engines.sleeping import ASLEEP, AWAKE
 from workers.protocol.observed import ObservedState
 from workers.protocol.wish import ReplicaSpec, WantedState
 
@@ -173,17 +173,24 @@ def _keep_running(
         follow_sleep(facts, attempt, spec, now, policy) if attempt.ready_at_seconds is not None else None
     )
     if sleeping is not None:
-        return sleeping
+        return _forget_crashes(sleeping, facts, attempt, now, policy)
     if attempt.probe is Probe.DEAD:
         return _terminate(facts, attempt, f"dead: {attempt.probe_reason}", blames_engine=True)
     if _has_stalled(attempt, spec, policy):
         return _end_stalled(facts, attempt)
-    watched = _watch(facts, attempt, "")
-    if facts.crashes and _is_stable(attempt, now, policy):
-        # Written down now, not at its end: a reboot of the machine leaves no time to tell by.
-        why = f"ready for {policy.stable_seconds:g} s"
-        return replace(watched, actions=(ForgetCrashes(facts.replica_id, attempt.attempt, why),))
-    return watched
+    return _forget_crashes(_watch(facts, attempt, ""), facts, attempt, now, policy)
+
+
+def _forget_crashes(
+    decision: Decision, facts: ReplicaFacts, attempt: AttemptFacts, now: float, policy: Policy
+) -> Decision:
+    """Add that earlier crashes count no more: not on the way into sleep or out of it, which may end badly."""
+    stays = not decision.actions and attempt.sleep.state in (AWAKE, ASLEEP)
+    if not (stays and facts.crashes and _is_stable(attempt, now, policy)):
+        return decision
+    # Written down now, not at its end: a reboot of the machine leaves no time to tell by.
+    why = f"ready for {policy.stable_seconds:g} s"
+    return replace(decision, actions=(ForgetCrashes(facts.replica_id, attempt.attempt, why),))
 
 
 def _is_stable(attempt: AttemptFacts, now: float, policy: Policy) -> bool:

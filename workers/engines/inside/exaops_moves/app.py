@@ -58,6 +58,10 @@ _TRANSFER_ID = re.compile(r"[0-9a-f]{32}")
 _OFFER_SECONDS = 30.0
 _ANSWER_SECONDS = 20.0
 _MOVE_SECONDS = 120.0
+_TAKE_SECONDS = 110.0
+"""The target has answered before its source gives up."""
+_IMPORT_SECONDS = 30.0
+"""As long as the source's connector keeps what it exported: later there is nothing to fetch."""
 _REMEMBERED = 1024
 _TOLD_SECONDS = 2.0
 """How long the connector's counter of bytes may lag behind."""
@@ -70,9 +74,12 @@ _EXPORT = {"do_remote_decode": True, "do_remote_prefill": False}
 class SessionMoves:
     """An engine's HTTP application, with what moves its sessions around it."""
 
-    def __init__(self, app: App, key: str = "", moves: str = "") -> None:
+    def __init__(
+        self, app: App, key: str = "", moves: str = "", *, import_seconds: float = _IMPORT_SECONDS
+    ) -> None:
         """Wrap `app`; without `key` and `moves` the environment says them.
 
+        KV that is not here within `import_seconds`, with the wait for other imports, is computed.
         Without a key nothing is moved; what clients may not ask is refused in any case.
         """
         self._app = app
@@ -85,6 +92,7 @@ class SessionMoves:
         self._used: OrderedDict[str, None] = OrderedDict()
         self._moving: set[str] = set()
         self._imports = asyncio.Lock()
+        self._import_seconds = import_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -248,11 +256,15 @@ class SessionMoves:
         why, sent_bytes, answer = "", 0, None
         if kv is not None:
             try:
-                answer, sent_bytes = await self._import(scope, path, asked | {KV_FIELD: kv})
+                answer, sent_bytes = await asyncio.wait_for(
+                    self._import(scope, path, asked | {KV_FIELD: kv}), self._import_seconds
+                )
+            except asyncio.TimeoutError:
+                why = f"its KV did not come: it was not here within {self._import_seconds:g} s."
             except MoveError as error:
                 why = f"its KV did not come: {error.message}"
         if answer is None:
-            answer = await self._compute(scope, path, asked)
+            answer = await self._compute(scope, path, asked, began + _TAKE_SECONDS - time.monotonic())
         body = json.dumps({name: asked[name] for name in asked if name != "max_tokens"}).encode()
         self._kept.adopt(session_id, path, body)
         usage = answer.get("usage") or {}
@@ -281,12 +293,12 @@ class SessionMoves:
         lines = page.splitlines() if status == _OK else []
         return round(sum(float(line.split()[-1]) for line in lines if line.startswith(_BYTES_COUNTER)))
 
-    async def _compute(self, scope: Scope, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _compute(
+        self, scope: Scope, path: str, asked: dict[str, Any], seconds: float = _MOVE_SECONDS
+    ) -> dict[str, Any]:
         """Have the engine read a prompt. Raises `MoveError` where it does not."""
         try:
-            status, body = await asyncio.wait_for(
-                ask(self._app, scope, path, asked, self._key), _MOVE_SECONDS
-            )
+            status, body = await asyncio.wait_for(ask(self._app, scope, path, asked, self._key), seconds)
         except asyncio.TimeoutError:
             raise MoveError(503, "busy", "The engine is busy.") from None
         answer = json.loads(body or b"{}")
