@@ -143,6 +143,8 @@ def test_death_of_a_members_node_moves_the_whole_and_frees_what_it_held(fleet: G
     retire_lost_node(
         Node.objects.get(name=other.node.name).pk, reason="broken", actor="user:x", now=clock.now()
     )
+    part = lost.members.get(node__name=other.node.name)
+    assert part.reason == f"node {other.node.name} of it was retired: broken"
     fleet.round(other.node.name)
     lost.refresh_from_db()
     assert lost.status == "stopped"

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
-from exaserve_ops.serving.domain.gangs import Gang, GangRefusal, Seat, plan_gang, reserve_gang
+from exaserve_ops.serving.domain.gangs import Gang, GangRefusal, Seat, plan_gang
+from exaserve_ops.serving.domain.placement import Placement, PlacementBoard
 from exaserve_ops.serving.domain.rooms import AcceleratorRoom, NodeRoom, PlacementRequest
 
 GIB = 1 << 30
@@ -92,12 +93,19 @@ def test_rack_that_just_suffices_is_taken_and_the_larger_one_stays_whole() -> No
 
 
 def test_second_replica_goes_to_another_supernode() -> None:
-    seats = [Seat(node(f"{s}-{i}"), s) for s in ("s1", "s2") for i in range(4)]
-    first = placed(plan_gang(EIGHT, 2, seats))
-    rooms = reserve_gang(EIGHT, first, {seat.room.node_id: seat.room for seat in seats})
-    after = [replace(seat, room=rooms[seat.room.node_id]) for seat in seats]
-    second = placed(plan_gang(EIGHT, 2, after))
-    assert {first.supernode, second.supernode} == {"s1", "s2"}
+    rooms = [replace(node(f"{s}-{i}"), supernode=s) for s in ("s1", "s2") for i in range(4)]
+    board = PlacementBoard(replace(EIGHT, nodes_per_replica=2), rooms)
+    taken = []
+    for _ in range(4):
+        choice = board.place(standby=False)
+        assert isinstance(choice, Placement), choice
+        taken.append({member.node_name for member in choice.members})
+    assert {name[:2] for name in taken[0] | taken[1]} == {"s1", "s2"}
+    assert [{name[:2] for name in names} for names in taken[:2]] in ([{"s1"}, {"s2"}], [{"s2"}, {"s1"}])
+    assert len(set().union(*taken)) == 8, "nobody is placed on cards that are taken"
+    refusal = board.place(standby=False)
+    assert not isinstance(refusal, Placement)
+    assert "0 of 2 nodes free in supernode s1" in refusal.summary()
 
 
 def test_cards_of_a_member_are_one_island_with_its_adapter() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
@@ -128,12 +128,6 @@ def plan_gang(request: PlacementRequest, nodes: int, seats: Sequence[Seat]) -> G
         return GangRefusal(tuple(sorted(refused)))
     best = min(choices, key=lambda choice: choice.cost(request))
     return Gang(best.supernode, _members(best.rooms), _why(best, len(choices)))
-
-
-def reserve_gang(request: PlacementRequest, gang: Gang, rooms: Mapping[str, NodeRoom]) -> dict[str, NodeRoom]:
-    """Return the rooms, by node id, with the gang on them."""
-    taken = {m.node_id: rooms[m.node_id].reserve(m.accelerator_uuids, request) for m in gang.members}
-    return {**rooms, **taken}
 
 
 def _by_supernode(seats: Iterable[Seat]) -> dict[str, list[Seat]]:
