@@ -8,6 +8,7 @@ from uuid import UUID
 
 from exaserve_ops.controllers.fleet_state import FleetState, NodeView
 from exaserve_ops.lib import clock
+from exaserve_ops.serving.domain.gang_rules import HEAD
 from exaserve_ops.telemetry.domain.node_minutes import NodeSamples
 from exaserve_ops.telemetry.services import record_node_minutes
 
@@ -53,7 +54,8 @@ class NodeRollupRecorder:
             return
         loads = []
         for seen in beat.replicas:
-            nodes_of[seen.replica_id] = view.node_id
+            if seen.member_number == HEAD:  # that of one on a single node has the number 0, too
+                nodes_of[seen.replica_id] = view.node_id
             if seen.load is not None:
                 loads.append(seen.load)
         samples = self._samples[view.node_id]

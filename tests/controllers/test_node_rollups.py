@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID, uuid4
 
@@ -84,6 +85,38 @@ def test_minute_is_written_when_it_is_over(set_clock: Callable[[datetime], None]
         ("ttft_p50_seconds", None), ("ttft_p99_seconds", None), ("requests_waiting", None),
         ("cpu_used_ratio", None), ("card_used_ratio", 0), ("card_used_ratio", 1),
     }  # fmt: skip
+
+
+def test_first_tokens_of_a_replica_over_several_nodes_are_those_of_its_heads_node(
+    set_clock: Callable[[datetime], None],
+) -> None:
+    state, names = FleetState(), [str(uuid4()) for _ in range(3)]
+    wide, alone = replica(waiting=0), replica(waiting=0)
+    for name, number in zip(names, (1, 0, 2), strict=True):
+        hear(state, heartbeat(name, wide._replace(member_number=number), alone), START)
+        alone = replica(waiting=0)
+    recorder = NodeRollupRecorder(state)
+    recorder.count_answer(wide.replica_id, 0.25)
+    recorder.step()
+    set_clock(START + MINUTE)
+    recorder.step()
+    told = {str(row.node_id): row.ttft_p50_seconds for row in NodeMinute.objects.all()}
+    assert told == {names[0]: None, names[1]: 0.25, names[2]: None}
+
+
+def test_figure_too_small_for_the_columns_costs_no_node_its_minute(
+    set_clock: Callable[[datetime], None],
+) -> None:
+    state, tiny, sane = FleetState(), str(uuid4()), str(uuid4())
+    odd = HostTelemetry(cpu_used_ratio=1e-60, cpu_busiest_ratio=-1e-60)
+    hear(state, replace(heartbeat(tiny), host=odd), START)
+    hear(state, heartbeat(sane), START)
+    recorder = NodeRollupRecorder(state)
+    recorder.step()
+    set_clock(START + MINUTE)
+    recorder.step()
+    told = {str(row.node_id): row.cpu_used_ratio for row in NodeMinute.objects.all()}
+    assert told == {tiny: 0.0, sane: 0.5}
 
 
 def test_node_that_went_silent_leaves_a_gap(set_clock: Callable[[datetime], None]) -> None:

@@ -27,6 +27,8 @@ MOST_CARDS = 64
 """Of one node; higher ordinals are no card's."""
 _LARGEST = 1e30
 """Beyond it, as NaN, a figure is left out: one node's nonsense must not spoil what is written of all."""
+_SMALLEST = 1e-30
+"""Nearer to nothing, a figure is 0: the columns, of single precision, refuse what they cannot hold."""
 Kind = Literal["mean", "most"]
 
 
@@ -116,6 +118,10 @@ PLAIN_MEASURES = (*SERVING_MEASURES, *HOST_MEASURES)
 """One value in each row; those of cards have a list, in the order of `card_ordinals`."""
 
 
+def _held(value: float) -> float:
+    return 0.0 if abs(value) < _SMALLEST else value
+
+
 class Gathered:
     """Samples of one measure."""
 
@@ -130,6 +136,7 @@ class Gathered:
         """Take a sample in; `None` is none, and neither is what no machine can have told."""
         if value is None or not abs(value) <= _LARGEST:
             return
+        value = _held(value)
         self.count += 1
         self.total += value
         if self.highest is None or value > self.highest:
@@ -189,7 +196,8 @@ class NodeSamples:
 
     def add_answer(self, ttft_seconds: float) -> None:
         """Take in the first token of one answer."""
-        self._ttfts.append(ttft_seconds)
+        if abs(ttft_seconds) <= _LARGEST:
+            self._ttfts.append(_held(ttft_seconds))
 
     def add_engine_ttfts(self, p50: Iterable[float | None], p99: Iterable[float | None]) -> None:
         """Take in what engines say of their own first tokens: the middle replica's, and the worst one's."""
