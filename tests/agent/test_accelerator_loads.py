@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import http.server
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -137,6 +139,35 @@ def test_library_that_hangs_is_ended_and_the_survey_stays(monkeypatch: pytest.Mo
     assert process.wait(30) < 0
     assert [load.sources for load in loads.read()] == [("nvidia-smi",)]
     loads.stop()
+
+
+def test_process_that_does_not_even_die_is_killed_and_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Held in the kernel by its driver it stays for hours, and is looked at each few seconds."""
+
+    class Undying(subprocess.Popen[bytes]):
+        kills = 0
+
+        def kill(self) -> None:
+            self.kills += 1
+
+    monkeypatch.setattr(subprocess, "Popen", Undying)
+    monkeypatch.setattr(nvml_child, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(nvml_child, "_PAUSE_SECONDS", 0.0)
+    child = NvmlChild(0.05, (*FAKE, "hang"))
+    for _ in range(2):
+        child.check()
+        process = child._process
+        assert isinstance(process, Undying)
+        for _ in range(5):
+            child.check()
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(60) < 0
+        assert child._process is process
+        assert process.kills == 1
+    assert caplog.text.count("event=nvml_silent") == 2, "once for each of the two"
+    child.stop()
 
 
 def test_node_without_such_cards_starts_nothing() -> None:

@@ -73,7 +73,8 @@ class FakeCard:
     uuid: str
     used_percent: int | None = 40
     memory_used_bytes: int = 30 << 30
-    memory_total_bytes: int = 80 << 30
+    memory_total_bytes: int | None = 80 << 30
+    """`None`: it shares the host's memory, and is asked in vain for its own."""
     clocks_mask: int | None = 0
     pcie_generation: int | None = 5
     pcie_lanes: int | None = 16
@@ -163,6 +164,8 @@ class FakeNvmlLibrary:
     def _DeviceGetMemoryInfo(self, device: int, answer: int) -> None:  # noqa: N802
         card = self._card(device)
         total, used = card.memory_total_bytes, card.memory_used_bytes
+        if total is None:
+            raise AnsweredError(NOT_SUPPORTED)
         ctypes.memmove(answer, struct.pack("QQQ", total, total - used, used), 24)
 
     def _DeviceGetUtilizationRates(self, device: int, answer: int) -> None:  # noqa: N802

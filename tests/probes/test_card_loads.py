@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.nvml_library import FakeCard, FakeNvmlLibrary
 from tests.probes.fake_tools import sample
-from workers.probes import nvidia
+from workers.probes import nvidia, nvml
 from workers.probes.card_loads import MOST_CARDS, aged, loads_of_survey, merge_loads, pcie_link
 from workers.probes.nvml import NvmlReader, main
 from workers.protocol.machine import AcceleratorLoad
@@ -125,6 +125,27 @@ def test_process_whose_cards_are_all_gone_ends_so_that_another_opens_the_library
     FakeNvmlLibrary([FakeCard("GPU-a", lost=True)]).install()
     assert main(["5"]) == 1
     assert capfdbinary.readouterr().out == b"[]\n"
+
+
+@pytest.mark.parametrize("memory", [None, 80 << 30])
+def test_process_goes_on_while_a_card_tells_anything_and_ends_when_none_does(
+    memory: int | None, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cards that share the host's memory have none of their own to tell."""
+    card = FakeCard("GPU-a", memory_total_bytes=memory)
+    card.tells_errors = True
+    FakeNvmlLibrary([card]).install()
+    pauses = 0
+
+    def pause(*_: object) -> tuple[list[object], ...]:
+        nonlocal pauses
+        pauses += 1
+        card.lost = pauses == 2
+        return ([], [], [])
+
+    monkeypatch.setattr(nvml.select, "select", pause)
+    assert main(["5"]) == 1
+    assert (pauses, capfdbinary.readouterr().out.count(b"\n")) == (2, 3)
 
 
 def load(uuid: str = "GPU-a", **values: object) -> AcceleratorLoad:

@@ -39,12 +39,16 @@ class NvmlChild:
         self._loads: tuple[AcceleratorLoad, ...] = ()
         self._lock = threading.Lock()
         self._stopped = False
+        self._killed: subprocess.Popen[bytes] | None = None
 
     def check(self) -> None:
         """Start it where it does not run; end it where it has long said nothing. Never waits for it."""
         now, process = time.monotonic(), self._process
         if process is not None and process.poll() is None:
-            if now - max(self._heard_at, self._started_at) > SILENT_SECONDS:
+            is_silent = now - max(self._heard_at, self._started_at) > SILENT_SECONDS
+            if is_silent and process is not self._killed:
+                # Once: what a driver holds in the kernel does not die of a second signal either.
+                self._killed = process
                 logger.warning("event=nvml_silent pid=%d", process.pid)
                 process.kill()
         elif now - self._started_at > _PAUSE_SECONDS:

@@ -50,6 +50,8 @@ _NOT_THERE = frozenset((
     pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
 ))  # fmt: skip
 """The card, or a driver of its age, has no such figure: nothing is wrong."""
+_OURS = frozenset({"uuid", "ordinal", "sources", "age_seconds", "last_xid", "notes"})
+"""Fields of a load that stand there though the card answers nothing."""
 
 
 @dataclass(slots=True)
@@ -174,6 +176,11 @@ class NvmlReader:
                     card.last_xid = int(event.eventData)
 
 
+def _tells(load: AcceleratorLoad) -> bool:
+    """Whether the card has told anything: some have no memory of their own, or no links, but none nothing."""
+    return any(getattr(load, name) is not None for name in load.__struct_fields__ if name not in _OURS)
+
+
 def _open_card(index: int) -> _Card | None:
     """`None` for a card that cannot be asked: the survey by the vendor's tool says why."""
     try:
@@ -241,7 +248,7 @@ def main(arguments: Sequence[str]) -> int:
         loads = reader.read()
         sys.stdout.buffer.write(encoder.encode(loads) + b"\n")
         sys.stdout.buffer.flush()
-        if not any(load.memory_total_bytes is not None for load in loads):
+        if not any(map(_tells, loads)):
             # A driver that was replaced, or cards that were reset: only a library opened anew knows them.
             sys.stderr.write("no card answers\n")
             return 1
