@@ -178,6 +178,8 @@ def agent_programs(site: FleetSite, shape: FleetShape) -> tuple[Program, ...]:
             # cloud's metadata service is not, and stays refused.
             "EXAOPS_AGENT_WEIGHTS_LOCAL_SOURCES": "true",
             "EXAOPS_AGENT_CPU_THREADS": str(max(1, shape.cpu_count // max(1, shape.replicas))),
+            # Nothing is nearer to one another than nodes on one machine: a replica may span them.
+            "EXAOPS_AGENT_LABELS": "supernode=this-machine",
         }
         environment |= _tuning(site, "EXAOPS_AGENT_")
         command = _python("-m", "workers.agent", "run", "--home", str(site.homes[name]))
