@@ -53,6 +53,11 @@ def test_four_nodes_of_eight_cards_lie_in_one_rack_of_one_supernode() -> None:
     assert gang.why == "all 4 nodes in one rack of supernode s1"
 
 
+def test_nodes_without_racks_are_not_called_racks() -> None:
+    gang = placed(plan_gang(EIGHT, 2, [Seat(node(f"n{i}", ""), "s1") for i in range(2)]))
+    assert gang.why == "all 2 nodes in racks that are not known of supernode s1"
+
+
 def test_refusal_counts_what_is_free_and_says_why_the_rest_is_not() -> None:
     seats = [
         Seat(node("n0"), "s1"),

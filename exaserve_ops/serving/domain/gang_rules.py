@@ -23,6 +23,8 @@ _ENDED = frozenset({states.FAILED, states.BACKING_OFF, states.STOPPED})
 """What an agent says of a member whose process ended."""
 _LEVELS = {states.STARTING: 1, states.STOPPING: 1, states.DRAINING: 1, states.LOADING: 2, states.READY: 3}
 """How far a member is; what is not here has not been launched."""
+_TOLD = 4
+"""Members that ended whose reasons are told."""
 _SEEN = {0: "seen_waiting", 1: "seen_starting", 2: "seen_loading", 3: "seen_ready"}
 
 
@@ -199,9 +201,10 @@ def _next_start(facts: GangFacts, now: datetime, policy: GangPolicy) -> GangStep
 
 def _follow(facts: GangFacts, now: datetime, policy: GangPolicy) -> GangStep | None:
     """A start is under way: all are ready, or one is the last, or one has ended it."""
-    for member in facts.members:
-        if _has_ended(member, facts):
-            return _crash(facts, _with_reason(member, facts), now, policy)
+    ended = [_with_reason(member, facts) for member in facts.members if _has_ended(member, facts)]
+    if ended:
+        # The one that is to blame may not be the first: the others end because it has.
+        return _crash(facts, "; ".join(ended[:_TOLD]), now, policy)
     last = min(facts.members, key=lambda member: (_level(member, facts), member.number))
     levels = [_level(member, facts) for member in facts.members]
     if min(levels) == _LEVELS[states.READY]:

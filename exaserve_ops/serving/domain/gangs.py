@@ -200,9 +200,11 @@ def _members(rooms: Sequence[_Room]) -> tuple[Member, ...]:
 
 
 def _why(choice: _Choice, supernodes: int) -> str:
+    known = all(room.seat.room.rack for room in choice.rooms)
     racks = "one rack" if choice.racks == 1 else f"{choice.racks} racks, the fewest there"
+    where = f"{racks} of supernode" if known else "racks that are not known of supernode"
     others = "" if supernodes == 1 else f", the best of {supernodes} supernodes with room"
-    return f"all {len(choice.rooms)} nodes in {racks} of supernode {choice.supernode}{others}"
+    return f"all {len(choice.rooms)} nodes in {where} {choice.supernode}{others}"
 
 
 def _too_few(supernode: str, nodes: int, free: int, reasons: Counter[str]) -> str:

@@ -1,0 +1,26 @@
+"""What is said of a replica over several nodes when it ends."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain.gang_rules import BackOff, GangFacts, MemberFacts, plan_gang_step
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_all_members_that_ended_are_named_since_the_first_may_not_be_to_blame() -> None:
+    members = (
+        MemberFacts(0, "n0", states.FAILED, epoch=1, generation=2, reason="exited with code 1"),
+        MemberFacts(1, "n1", states.READY, epoch=1, generation=2),
+        MemberFacts(2, "n2", states.FAILED, epoch=1, generation=2, reason="killed by SIGKILL"),
+    )
+    began = NOW - timedelta(seconds=60)
+    facts = GangFacts(states.READY, "run", 2, members, epoch=1, began_at=began, ready_at=began)
+    step = plan_gang_step(facts, now=NOW)
+    assert isinstance(step, BackOff)
+    assert step.why == (
+        "crash 1 of 6: start 1: node n0, member 0 of 3: exited with code 1; "
+        "node n2, member 2 of 3: killed by SIGKILL"
+    )
