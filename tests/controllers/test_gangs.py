@@ -143,8 +143,9 @@ def test_death_of_a_members_node_moves_the_whole_and_frees_what_it_held(fleet: G
     retire_lost_node(
         Node.objects.get(name=other.node.name).pk, reason="broken", actor="user:x", now=clock.now()
     )
-    part = lost.members.get(node__name=other.node.name)
-    assert part.reason == f"node {other.node.name} of it was retired: broken"
+    part = lost.members.get(node=other.node.node_id)
+    assert part.reason == f"node {part.node.name} of it was retired: broken"
+    assert part.node.name.startswith(f"{other.node.name} (retired ")
     fleet.round(other.node.name)
     lost.refresh_from_db()
     assert lost.status == "stopped"
