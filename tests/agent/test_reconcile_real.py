@@ -273,6 +273,28 @@ def test_engine_that_is_not_installed_is_a_crash_with_the_reason(tmp_path: Path)
         node.close()
 
 
+class AttentiveAdapter(TinyAdapter):
+    """Remembers what it was told of each launch."""
+
+    def __init__(self) -> None:
+        self.told: list[LaunchContext] = []
+
+    def build_launch(self, options: EngineOptions, context: LaunchContext) -> Launch:
+        self.told.append(context)
+        return super().build_launch(options, context)
+
+
+def test_an_engine_is_told_how_long_its_start_may_take(tmp_path: Path) -> None:
+    adapter = AttentiveAdapter()
+    node = LocalNode(tmp_path / "home", adapter=adapter)
+    try:
+        node.wish(make_spec("r1", start_seconds=7200.0))
+        node.wait_state("r1", ObservedState.READY)
+        assert [context.start_seconds for context in adapter.told] == [7200.0]
+    finally:
+        node.close()
+
+
 class BadAdapter(TinyAdapter):
     """Breaks on one replica in a way that no adapter should."""
 

@@ -130,7 +130,9 @@ def test_what_attention_was_compiled_to_is_kept_for_the_next_launch_where_there_
 def test_each_member_of_a_replica_gets_its_stage_and_the_key_by_environment() -> None:
     for number in range(2):
         rank = NodeRank(number, 2, "10.0.0.7", 41_001, key="xg-of-this-start")
-        launch = ENGINES["torch"].build_launch({"pipeline_stages": 2}, replace(CONTEXT, rank=rank))
+        context = replace(CONTEXT, rank=rank, start_seconds=7200.0)
+        launch = ENGINES["torch"].build_launch({"pipeline_stages": 2}, context)
+        assert "--join-seconds=7200.0" in launch.argv  # as long as the agent itself has patience
         assert f"--stage={number}" in launch.argv
         assert "--pipeline-stages=2" in launch.argv
         assert "--rendezvous=10.0.0.7:41001" in launch.argv

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.fakes.stages import free_ports, wait_until
+from tests.fakes.stages import held_port, wait_until
 from workers.engines.torch_engine.sampling import Choice
 from workers.engines.torch_engine.scheduler import Chunk, Sequence
 from workers.engines.torch_engine.settings import StageSettings
@@ -23,11 +23,13 @@ from workers.engines.torch_engine.stage_facts import StageFacts, agree
 from workers.engines.torch_engine.stage_link import (
     VERSION,
     Challenge,
+    Link,
     Place,
     Proof,
     StageLostError,
     Welcome,
     connect,
+    greet,
 )
 from workers.engines.torch_engine.stage_wire import StageWireError, decode_order, encode_order
 from workers.engines.torch_engine.staged_model import Split, split_step
@@ -35,6 +37,8 @@ from workers.protocol.digests import KV_BLOCK_TOKENS
 
 BLOCKS = 50
 KEY = b"xg-of-this-start"
+HEARD_AT_ONCE = 8
+"""Strangers that a first stage has patience for at the same time."""
 
 
 @st.composite
@@ -121,15 +125,30 @@ def test_stages_that_would_compute_otherwise_are_refused_in_words(change: dict[s
     assert agree((facts(0), facts(1, **change))).refusal == words
 
 
-def stage_settings(number: int, port: int, *, count: int = 2, key: bytes = KEY) -> StageSettings:
+def stage_settings(
+    number: int, port: int, *, count: int = 2, handshake_seconds: float = 20.0
+) -> StageSettings:
     return StageSettings(
-        number, count, "127.0.0.1", ("127.0.0.1", port), key, join_seconds=30.0, silence_seconds=20.0
+        number,
+        count,
+        "127.0.0.1",
+        ("127.0.0.1", port),
+        KEY,
+        join_seconds=60.0,
+        silence_seconds=30.0,
+        handshake_seconds=handshake_seconds,
     )
 
 
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where a first stage may listen."""
+    with held_port() as number:
+        yield number
+
+
 @contextmanager
-def company_of(count: int) -> Iterator[list[Company]]:
-    (port,) = free_ports(1)
+def company_of(count: int, port: int) -> Iterator[list[Company]]:
     companies = [open_company(stage_settings(number, port, count=count)) for number in range(count)]
     try:
         companies[0].wait_for_all(seconds=30.0)
@@ -139,8 +158,7 @@ def company_of(count: int) -> Iterator[list[Company]]:
             company.leave("the test is over", is_failure=False)
 
 
-def test_what_one_stage_tells_all_read_also_those_that_come_later() -> None:
-    (port,) = free_ports(1)
+def test_what_one_stage_tells_all_read_also_those_that_come_later(port: int) -> None:
     head = open_company(stage_settings(0, port, count=3))
     head.put("early", b"1")
     first = open_company(stage_settings(1, port, count=3))
@@ -153,16 +171,16 @@ def test_what_one_stage_tells_all_read_also_those_that_come_later() -> None:
     assert first.wait_for_end(seconds=30.0) == second.wait_for_end(seconds=30.0)
 
 
-def test_when_one_stage_ends_all_others_learn_why() -> None:
-    with company_of(3) as companies:
+def test_when_one_stage_ends_all_others_learn_why(port: int) -> None:
+    with company_of(3, port) as companies:
         companies[2].leave("the disk is full", is_failure=True)
         endings = [company.wait_for_end(seconds=30.0) for company in companies]
     assert {ending.reason for ending in endings if ending} == {"stage 2: the disk is full"}
     assert all(ending is not None and ending.is_failure for ending in endings)
 
 
-def test_who_waits_for_others_is_told_that_they_will_not_come() -> None:
-    with company_of(2) as companies:
+def test_who_waits_for_others_is_told_that_they_will_not_come(port: int) -> None:
+    with company_of(2, port) as companies:
         heard: list[str] = []
         companies[0].watch(lambda ending: heard.append(ending.reason))
         refused: list[str] = []
@@ -185,8 +203,7 @@ def test_who_waits_for_others_is_told_that_they_will_not_come() -> None:
     assert ending.is_failure
 
 
-def test_a_stage_that_does_not_come_is_named() -> None:
-    (port,) = free_ports(1)
+def test_a_stage_that_does_not_come_is_named(port: int) -> None:
     head = open_company(stage_settings(0, port, count=3))
     with pytest.raises(StageLostError, match=r"stage 1, 2 did not come within 0.1 s"):
         head.wait_for_all(seconds=0.1)
@@ -202,9 +219,8 @@ def test_a_stage_that_does_not_come_is_named() -> None:
     ],
 )
 def test_who_does_not_belong_is_turned_away_in_words_and_harms_nobody(
-    key: bytes, place: Place, words: str
+    port: int, key: bytes, place: Place, words: str
 ) -> None:
-    (port,) = free_ports(1)
     head = open_company(stage_settings(0, port))
     with pytest.raises(StageLostError, match=words):
         connect(("127.0.0.1", port), "127.0.0.1", key, place, seconds=30.0)
@@ -214,8 +230,7 @@ def test_who_does_not_belong_is_turned_away_in_words_and_harms_nobody(
     late.leave("done", is_failure=False)
 
 
-def test_a_stage_that_is_there_already_is_not_replaced() -> None:
-    (port,) = free_ports(1)
+def test_a_stage_that_is_there_already_is_not_replaced(port: int) -> None:
     head = open_company(stage_settings(0, port, count=3))
     first = open_company(stage_settings(1, port, count=3))
     wait_until(lambda: head.has(1))
@@ -236,8 +251,7 @@ def test_a_stage_that_is_there_already_is_not_replaced() -> None:
     ],
     ids=["http", "endless", "rubbish", "nothing", "unproven"],
 )
-def test_strangers_keep_nobody_out(said: bytes) -> None:
-    (port,) = free_ports(1)
+def test_strangers_keep_nobody_out(port: int, said: bytes) -> None:
     head = open_company(stage_settings(0, port))
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
     for stranger in strangers:
@@ -248,6 +262,82 @@ def test_strangers_keep_nobody_out(said: bytes) -> None:
     for stranger in strangers:
         stranger.close()
     late.leave("done", is_failure=False)
+
+
+def drip(port: int, heard: threading.Semaphore, over: threading.Event) -> None:
+    """Say a long word byte by byte; once cut off, come again."""
+    while not over.is_set():
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), 30.0) as connection:
+            connection.recv(1)
+            heard.release()
+            connection.sendall((1 << 20).to_bytes(4, "big"))
+            while not over.wait(0.05):
+                connection.sendall(b"\x00")
+        over.wait(0.05)
+
+
+def test_strangers_that_say_a_byte_now_and_then_keep_nobody_out(port: int) -> None:
+    """As many as are heard out at once, each far quicker with a byte than a limit for one would be."""
+    head = open_company(stage_settings(0, port, handshake_seconds=1.0))
+    heard, over = threading.Semaphore(0), threading.Event()
+    strangers = [threading.Thread(target=drip, args=(port, heard, over)) for _ in range(HEARD_AT_ONCE)]
+    for stranger in strangers:
+        stranger.start()
+    try:
+        for _ in strangers:
+            assert heard.acquire(timeout=60.0)
+        late = open_company(stage_settings(1, port))
+        head.wait_for_all(seconds=60.0)
+    finally:
+        over.set()
+        for stranger in strangers:
+            stranger.join()
+    assert head.ending is None
+    late.leave("done", is_failure=False)
+
+
+def test_a_door_full_of_silent_strangers_still_closes_when_it_is_over(port: int) -> None:
+    head = open_company(stage_settings(0, port, handshake_seconds=600.0))
+    with ExitStack() as strangers:
+        for _ in range(HEARD_AT_ONCE):
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", port), 30.0))
+            assert stranger.recv(1)  # so it is one of those that are heard
+        strangers.enter_context(socket.create_connection(("127.0.0.1", port), 30.0))
+        head.leave("done", is_failure=False)
+
+        def is_closed() -> bool:
+            try:
+                socket.create_connection(("127.0.0.1", port), 2.0).close()
+            except OSError as error:
+                return isinstance(error, ConnectionError)  # else a backlog that is full
+            return False
+
+        wait_until(is_closed)
+
+
+@pytest.mark.parametrize("is_silent", [True, False], ids=["silent", "closed"])
+def test_a_stage_comes_again_to_a_first_one_that_had_no_time_for_it(is_silent: bool) -> None:
+    with ExitStack() as undone:
+        listener = undone.enter_context(socket.create_server(("127.0.0.1", 0)))
+        came: list[Place] = []
+
+        def be_busy_then_greet() -> None:
+            first, _ = listener.accept()
+            if is_silent:
+                first.settimeout(60.0)
+                first.recv(1)  # nothing: it gives up
+            first.close()
+            while not came:
+                link = Link(undone.enter_context(listener.accept()[0]), handshake_seconds=30.0)
+                with suppress(OSError):
+                    came.append(greet(link, KEY, 2, is_here=lambda _: False))
+
+        first_stage = threading.Thread(target=be_busy_then_greet, daemon=True)
+        first_stage.start()
+        address = ("127.0.0.1", listener.getsockname()[1])
+        connect(address, "127.0.0.1", KEY, Place(1, 2), seconds=60.0, answer_seconds=0.5).close()
+        first_stage.join(60.0)
+        assert came == [Place(1, 2)]
 
 
 def test_the_head_proves_itself_too() -> None:

@@ -22,7 +22,7 @@ from workers.protocol import names
 ROOT = Path(__file__).parents[2]
 PORT, RENDEZVOUS = 8000, 8001
 MEGABITS = 20.0
-SILENCE_SECONDS = 8.0
+SILENCE_SECONDS = 15.0
 PROMPT_TOKENS = 1024
 ROW_BYTES = HIDDEN * 4
 ASK = f"""

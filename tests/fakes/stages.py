@@ -9,7 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -26,17 +26,34 @@ _PRELOAD = (
     "workers.engines.openai_server.serve",
 )
 _WAIT_SECONDS = 90.0
+_SILENCE_SECONDS = 60.0
+"""For stages that no test has stand still: a busy machine is not to end them."""
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
+class HeldPort:
+    """A port that nobody but a server that knows it gets, until `close`.
+
+    The socket stays bound, so the kernel gives its port to nobody who asks for any. It never listens, so a
+    server that may reuse addresses (`SO_REUSEADDR`) can, as often as it likes.
+    """
+
+    def __init__(self) -> None:
+        """Hold a port of the loopback address."""
+        self._holder = socket.socket()
+        self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._holder.bind(("127.0.0.1", 0))
+        self.number: int = self._holder.getsockname()[1]
+
+    def close(self) -> None:
+        """Let it go."""
+        self._holder.close()
+
+
+@contextmanager
+def held_port() -> Iterator[int]:
+    """Yield the number of a port that is held for the block."""
+    with closing(HeldPort()) as port:
+        yield port.number
 
 
 def run_engine(arguments: list[str], environment: dict[str, str], log_path: str) -> None:
@@ -119,16 +136,18 @@ class StageForks:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(_PRELOAD))
         self._started: list[StageProcess] = []
+        self._ports: list[HeldPort] = []
 
     def start(
         self, model_dir: Path, stages: int, *, keys: dict[int, str] | None = None, **flags: object
     ) -> StagedReplica:
         """Start all stages at once; `keys`: of stages that have another than the rest."""
-        http, rendezvous = free_ports(2)
+        http, rendezvous = self._hold_port(), self._hold_port()
         replica = StagedReplica(f"127.0.0.1:{http}")
         for number in range(stages):
             own = [] if stages == 1 else [f"--stage={number}", f"--rendezvous=127.0.0.1:{rendezvous}"]
-            common = {"port": http, "threads": 1, "device": "cpu", "pipeline-stages": stages, **flags}
+            common = {"port": http, "threads": 1, "device": "cpu", "pipeline_stages": stages}
+            common |= {"silence_seconds": _SILENCE_SECONDS, **flags}
             arguments = [
                 f"--model-dir={model_dir}",
                 f"--served-model-name={MODEL_NAME}",
@@ -139,6 +158,11 @@ class StageForks:
             environment = {names.ENV_ENGINE_API_KEY: API_KEY, names.ENV_GANG_KEY: key}
             replica.stages.append(self._fork(arguments, environment))
         return replica
+
+    def _hold_port(self) -> int:
+        port = HeldPort()
+        self._ports.append(port)
+        return port.number
 
     def _fork(self, arguments: list[str], environment: dict[str, str]) -> StageProcess:
         log_path = self._folder / f"stage-{len(self._started)}.log"
@@ -154,6 +178,8 @@ class StageForks:
             started.process.kill()
         for started in self._started:
             started.process.join(_WAIT_SECONDS)
+        for port in self._ports:
+            port.close()
 
 
 @contextmanager

@@ -206,6 +206,7 @@ class AttemptRunner:
             weights_bytes=sum(file.size_bytes for file in spec.model.files),
             allows_remote_code=self._config.trust_remote_code,
             rank=rank,
+            start_seconds=spec.start_seconds,
         )
         launch = adapter.build_launch(spec.engine_options, context)
         launch = replace(launch, env=with_devices(launch.env, self._devices_of(spec)))

@@ -99,6 +99,8 @@ class LaunchContext:
     """Whether this node's operator lets code run that comes with a model."""
     rank: NodeRank | None = None
     """`None`: this node runs the whole replica."""
+    start_seconds: float = 300.0
+    """How long start-up may take before the agent ends the attempt."""
 
 
 @dataclass(frozen=True, slots=True)

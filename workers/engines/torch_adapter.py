@@ -54,7 +54,7 @@ class TorchAdapter:
             # A CPU replica on a node with GPUs must not help itself to one.
             defaults["device"] = "cpu"
         arguments = option_arguments(TORCH_TABLE, {**defaults, **options})
-        arguments += _stage_arguments(options, context.rank)
+        arguments += _stage_arguments(options, context)
         if context.memory_bytes > 0:
             # What placement set aside; a KV size among the options goes before it.
             arguments.insert(0, f"--memory-bytes={context.memory_bytes}")
@@ -81,8 +81,9 @@ class TorchAdapter:
         return parse_own_metrics(page)
 
 
-def _stage_arguments(options: EngineOptions, rank: NodeRank | None) -> list[str]:
+def _stage_arguments(options: EngineOptions, context: LaunchContext) -> list[str]:
     """Which stage this node has. Raises `EngineOptionError` where there are not as many nodes as stages."""
+    rank = context.rank
     stages, nodes = whole(options, "pipeline_stages", 1), 1 if rank is None else rank.nodes
     if stages != nodes:
         raise EngineOptionError(
@@ -90,7 +91,10 @@ def _stage_arguments(options: EngineOptions, rank: NodeRank | None) -> list[str]
         )
     if rank is None or stages == 1:
         return []
-    return [f"--stage={rank.rank}", f"--rendezvous={rank.master_host}:{rank.master_port}"]
+    # One stage may have its weights at once and another only from a slow disk: they wait for one another
+    # as long as the start may take, and not by a limit of their own.
+    join = f"--join-seconds={context.start_seconds}"
+    return [f"--stage={rank.rank}", f"--rendezvous={rank.master_host}:{rank.master_port}", join]
 
 
 def _gang_key(rank: NodeRank | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from workers.kv.tiers.heat import Eviction
 
 JOIN_SECONDS, SILENCE_SECONDS, STEP_SECONDS = 600.0, 15.0, 300.0
+HANDSHAKE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class StageSettings:
     """A stage without a sign of life for so long is lost."""
     step_seconds: float = STEP_SECONDS
     """A step that takes longer in the other stages never ends."""
+    handshake_seconds: float = HANDSHAKE_SECONDS
+    """Within which a connection has proved whose it is, or is closed."""
 
 
 @dataclass(frozen=True, slots=True)

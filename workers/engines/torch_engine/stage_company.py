@@ -18,7 +18,6 @@ from functools import partial
 
 from workers.engines.torch_engine.settings import StageSettings
 from workers.engines.torch_engine.stage_link import (
-    HANDSHAKE_SECONDS,
     Beat,
     Bye,
     Link,
@@ -226,15 +225,18 @@ class _Door:
         self._listener.settimeout(_ACCEPT_SECONDS)
         with self._listener:
             while not self._company.is_complete and self._company.ending is None:
-                with suppress(TimeoutError, ConnectionError):
+                if not self._strangers.acquire(timeout=_ACCEPT_SECONDS):
+                    continue  # who comes waits in the backlog, and this still sees when all are there
+                try:
                     connection, _ = self._listener.accept()
-                    self._strangers.acquire()
-                    connection.settimeout(HANDSHAKE_SECONDS)
-                    _start("stage-stranger", partial(self._hear, connection))
+                except (TimeoutError, ConnectionError):
+                    self._strangers.release()
+                    continue
+                _start("stage-stranger", partial(self._hear, connection))
 
     def _hear(self, connection: socket.socket) -> None:
         try:
-            link = Link(connection)
+            link = Link(connection, handshake_seconds=self._settings.handshake_seconds)
         except OSError:
             connection.close()
             self._strangers.release()

@@ -15,14 +15,16 @@ import struct
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import msgspec
 
 VERSION = 1
 """Of what stages tell one another, the layout of steps included."""
-HANDSHAKE_SECONDS = 10.0
+ANSWER_SECONDS = 45.0
+"""How long another stage waits at the first one's door: a backlog of strangers may be heard out before."""
+_CONNECT_SECONDS = 10.0
 _NONCE_BYTES = 32
 _MOST_FRAME_BYTES = 1 << 20
 _SEND_SECONDS = 10
@@ -94,9 +96,10 @@ class Place:
 class Link:
     """A connection to one other stage. `send` may be called by any thread, `receive` by one at a time."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Take a connection over."""
+    def __init__(self, connection: socket.socket, *, handshake_seconds: float) -> None:
+        """Take a connection over; until `settle`, all that is said on it together may take so long."""
         self._connection = connection
+        self._handshake_ends: float | None = time.monotonic() + handshake_seconds
         self._sending = threading.Lock()
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.address = str(connection.getpeername()[0])
@@ -104,6 +107,7 @@ class Link:
 
     def settle(self) -> None:
         """From now on wait for words as long as it takes; saying some stays bounded."""
+        self._handshake_ends = None
         self._connection.settimeout(None)
         bound = _TIMEVAL.pack(_SEND_SECONDS, 0)
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, bound)
@@ -112,6 +116,7 @@ class Link:
         """Say something. Raises `OSError`."""
         body = msgspec.msgpack.encode(message)
         with self._sending:
+            self._bound()
             self._connection.sendall(_LENGTH.pack(len(body)) + body)
 
     def receive(self) -> Message:
@@ -135,11 +140,21 @@ class Link:
     def _exactly(self, count: int) -> bytes:
         parts = bytearray()
         while len(parts) < count:
+            self._bound()
             part = self._connection.recv(count - len(parts))
             if not part:
                 raise ConnectionResetError("the connection was closed")
             parts += part
         return bytes(parts)
+
+    def _bound(self) -> None:
+        """Have the next call end with the handshake. A limit for each call is none for who drips bytes."""
+        if self._handshake_ends is None:
+            return
+        left = self._handshake_ends - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the handshake took too long")
+        self._connection.settimeout(left)
 
 
 def greet(link: Link, key: bytes, count: int, *, is_here: Callable[[int], bool]) -> Place:
@@ -181,27 +196,39 @@ def introduce(link: Link, key: bytes, place: Place) -> None:
         raise StageLostError("what answers as the first stage does not know the key of this replica")
 
 
-def connect(address: tuple[str, int], host: str, key: bytes, place: Place, *, seconds: float) -> Link:
-    """Come to the first stage from `host`, trying again while nobody listens. Raises `StageLostError`."""
+def connect(
+    address: tuple[str, int],
+    host: str,
+    key: bytes,
+    place: Place,
+    *,
+    seconds: float,
+    answer_seconds: float = ANSWER_SECONDS,
+) -> Link:
+    """Come to the first stage from `host`, trying again while nobody answers. Raises `StageLostError`."""
     deadline = time.monotonic() + seconds
+    where = f"{address[0]} port {address[1]}"
     while True:
+        patience = min(answer_seconds, max(deadline - time.monotonic(), _CONNECT_SECONDS))
         try:
-            connection = socket.create_connection(address, HANDSHAKE_SECONDS, source_address=(host, 0))
+            return _come(address, host, key, place, answer_seconds=patience)
+        except StageLostError as error:
+            raise StageLostError(f"stage 0 at {where}: {error}") from error
         except OSError as error:
             if time.monotonic() >= deadline:
-                where = f"{address[0]} port {address[1]}"
-                raise StageLostError(
-                    f"stage 0 did not answer at {where} for {seconds:g} s: {error}"
-                ) from error
+                text = f"stage 0 did not answer at {where} for {seconds:g} s: {error}"
+                raise StageLostError(text) from error
             time.sleep(_RETRY_SECONDS)
-            continue
-        link = Link(connection)
-        try:
-            introduce(link, key, place)
-        except (OSError, StageLostError) as error:
-            link.close()
-            raise StageLostError(f"stage 0 at {address[0]} port {address[1]}: {error}") from error
-        return link
+
+
+def _come(address: tuple[str, int], host: str, key: bytes, place: Place, *, answer_seconds: float) -> Link:
+    connection = socket.create_connection(address, _CONNECT_SECONDS, source_address=(host, 0))
+    with ExitStack() as undone:
+        undone.callback(connection.close)
+        link = Link(connection, handshake_seconds=answer_seconds)
+        introduce(link, key, place)
+        undone.pop_all()
+    return link
 
 
 def _proof(key: bytes, role: str, place: Place, nonces: bytes) -> bytes:
