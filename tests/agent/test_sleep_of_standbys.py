@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.fakes.delicate_engine import DelicateAdapter
 from tests.fakes.local_node import LocalNode
 from tests.fakes.node import make_spec
 from workers.agent.memory_gate import HostMemory
@@ -31,6 +32,7 @@ from workers.agent.supervisor import (
     launch_digest,
     plan,
 )
+from workers.engines.base import EngineAdapter
 from workers.engines.simulated import SimulatedAdapter
 from workers.engines.vllm.entry import RequireKey
 from workers.protocol.engines.sleeping import ASLEEP, AWAKE, FALLING_ASLEEP, WAKING, why_no_sleep
@@ -221,8 +223,8 @@ HASTY = replace(PATIENT, wake_seconds=0.5)
 
 
 @contextmanager
-def local_node(folder: Path, policy: Policy) -> Iterator[LocalNode]:
-    node = LocalNode(folder, adapter=SimulatedAdapter(), policy=policy)
+def local_node(folder: Path, policy: Policy, adapter: EngineAdapter | None = None) -> Iterator[LocalNode]:
+    node = LocalNode(folder, adapter=adapter or SimulatedAdapter(), policy=policy)
     try:
         yield node
     finally:
@@ -320,6 +322,21 @@ def test_an_engine_that_does_not_wake_is_started_anew_and_awake(
         assert again.last_exit is not None
         assert again.last_exit.why.startswith("did not wake")
         assert ask(node, "/v1/completions", QUESTION) == 200
+
+
+def test_no_look_at_health_meets_an_engine_that_goes_to_sleep_or_wakes(tmp_path: Path) -> None:
+    # Each second half a second long, and more often while it wakes: without care, a request meets one.
+    adapter = DelicateAdapter(health_seconds=0.5, wake_seconds=1.0)
+    with local_node(tmp_path / "home", PATIENT, adapter) as node:
+        options = {"enable_memory_saver": True}
+        spec = make_spec("r1", engine=adapter.name, engine_options=options, asleep=True)
+        for _ in range(2):
+            node.wish(spec)
+            wait_sleep(node, ASLEEP)
+            node.wish(awake(spec))
+            wait_sleep(node, AWAKE)
+        seen = node.replica("r1")
+        assert (seen.attempt, seen.restarts, seen.last_exit) == (1, 0, None)
 
 
 def test_what_cannot_sleep_says_why_and_serves_on(node: LocalNode) -> None:

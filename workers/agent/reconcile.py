@@ -11,6 +11,7 @@ from pathlib import Path
 
 from workers.agent import logs
 from workers.agent.attempts import AttemptRunner
+from workers.agent.facts import RequestState
 from workers.agent.journal import AttemptRow
 from workers.agent.observed import observe
 from workers.agent.scraper import Scraper, Target
@@ -19,7 +20,7 @@ from workers.agent.strays import StrayWatch
 from workers.agent.supervisor import Decision, Policy, plan
 from workers.engines.base import EngineAdapter, KvEventSource, PublishesKvEvents
 from workers.protocol.addresses import parse_host_port
-from workers.protocol.engines.sleeping import ASLEEP, FALLING_ASLEEP, WAKING
+from workers.protocol.engines.sleeping import AWAKE, WAKING
 from workers.protocol.observed import ReplicaObserved, UnknownProcess
 from workers.protocol.wish import ReplicaSpec, WantedState
 
@@ -84,6 +85,7 @@ class Reconciler:
             self._runner.holders.tend(_accelerators(snapshot), now=now)
         self._scraper.watch(self._targets(snapshot))
         self._runner.sleeps.keep(row.key for row in snapshot.attempts.values())
+        self._runner.sleeps.send_due(self._scraper.is_quiet)
         self._publish(snapshot, decisions, now)
         self._cut_logs(snapshot, now)
         return not self.last_error and any(decision.actions for decision in decisions)
@@ -134,12 +136,19 @@ class Reconciler:
                         is_own=not row.head_address,
                         kv_sources=_kv_sources(adapter, snapshot.specs.get(row.replica_id), row),
                         log_file=Path(row.log_file),
-                        asks_health=row.sleep_state not in (FALLING_ASLEEP, ASLEEP),
+                        asks_health=self._may_be_asked(row),
                         is_awaited=row.sleep_state == WAKING,
                         was_ready_at_seconds=row.ready_at,
                     )
                 )
         return targets
+
+    def _may_be_asked(self, row: AttemptRow) -> bool:
+        """Whether an engine's memory is all there, which some need to tell how they are."""
+        if row.sleep_state != WAKING:
+            return row.sleep_state == AWAKE
+        wakes = self._runner.sleeps.of(row.key, WAKING)
+        return wakes is not None and wakes.outcome is RequestState.DONE
 
     def _publish(self, snapshot: Snapshot, decisions: tuple[Decision, ...], now: float) -> None:
         self.replicas = observe(snapshot, decisions, now=now)

@@ -60,7 +60,7 @@ class Target:
     log_file: Path | None = None
     """Where its engine says how much KV it has room for."""
     asks_health: bool = True
-    """False while it sleeps."""
+    """False while it sleeps, and on the way there and back."""
     is_awaited: bool = False
     """It wakes: whoever waits for it wants to know at once."""
     was_ready_at_seconds: float | None = None
@@ -74,6 +74,8 @@ class _Watched:
     state: ProbeState
     due_at: float = 0.0
     in_flight: bool = False
+    health_in_flight: bool = False
+    """What is under way is, or may be, a look at its health."""
     owned: bool = False
     logged: LoggedCapacity | None = None
     """Read once, with the first metrics; what an engine has room for does not change."""
@@ -127,6 +129,12 @@ class Scraper:
             watched = self._watched.get(key)
             return ProbeState() if watched is None else watched.state
 
+    def is_quiet(self, key: Key) -> bool:
+        """Whether nobody asks for the health of an attempt, nor waits for an answer to that."""
+        with self._lock:
+            watched = self._watched.get(key)
+            return watched is None or not (watched.target.asks_health or watched.health_in_flight)
+
     def _run(self) -> None:
         while not self._stopping.is_set():
             for watched in self._due(time.monotonic()):
@@ -138,7 +146,7 @@ class Scraper:
         with self._lock:
             due = [w for w in self._watched.values() if not w.in_flight and w.due_at <= now]
             for watched in due:
-                watched.in_flight = True
+                watched.in_flight, watched.health_in_flight = True, watched.target.asks_health
                 ready = watched.state.probe is Probe.READY and not watched.target.is_awaited
                 pause = _READY_INTERVAL_SECONDS if ready else _STARTING_INTERVAL_SECONDS
                 watched.due_at = now + pause
@@ -157,7 +165,7 @@ class Scraper:
             logger.exception("probing %s failed", watched.target.key)
         finally:
             with self._lock:
-                watched.in_flight = False
+                watched.in_flight = watched.health_in_flight = False
 
 
 def _begin(target: Target) -> _Watched:

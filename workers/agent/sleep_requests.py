@@ -1,6 +1,8 @@
 """Puts engines to sleep and wakes them: one request at a time for each attempt, each in its own thread.
 
-Moving weights between accelerator and host takes seconds, for which the reconcile loop must not wait.
+Moving weights between accelerator and host takes seconds, for which the reconcile loop must not wait. An
+engine is put to sleep only once no look at its health is under way: some compute a token for that, and end
+if their memory is to go meanwhile.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import urllib3
@@ -73,6 +75,7 @@ class SleepRequests:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[Key, SleepRequest] = {}
+        self._unsent: dict[Key, tuple[SleepRequest, EngineCall]] = {}
 
     def of(self, key: Key, state: str) -> SleepRequest | None:
         """The request for this state, if it was the last one that this agent sent."""
@@ -85,12 +88,25 @@ class SleepRequests:
         kept = set(keys)
         with self._lock:
             self._known = {key: known for key, known in self._known.items() if key in kept}
+            self._unsent = {key: unsent for key, unsent in self._unsent.items() if key in kept}
 
     def begin(self, key: Key, state: str, call: EngineCall) -> None:
-        """Send it; `of` tells how it goes. What was asked before and has not ended is forgotten."""
+        """Have it sent; `of` tells how it goes. What was asked before and has not ended is forgotten."""
         request = SleepRequest(state)
         with self._lock:
             self._known[key] = request
+            self._unsent[key] = (request, call)
+
+    def send_due(self, is_quiet: Callable[[Key], bool]) -> None:
+        """Send what was begun, to those of whose health nobody asks."""
+        with self._lock:
+            due = {key: unsent for key, unsent in self._unsent.items() if is_quiet(key)}
+            for key in due:
+                del self._unsent[key]
+        for key, (request, call) in due.items():
+            self._start(key, request, call)
+
+    def _start(self, key: Key, request: SleepRequest, call: EngineCall) -> None:
         thread = threading.Thread(
             target=self._send, args=(key, request, call), name=f"sleep-{key[0][:8]}", daemon=True
         )
