@@ -207,16 +207,17 @@ def _follow(facts: GangFacts, now: datetime, policy: GangPolicy) -> GangStep | N
         return _crash(facts, "; ".join(ended[:_TOLD]), now, policy)
     last = min(facts.members, key=lambda member: (_level(member, facts), member.number))
     levels = [_level(member, facts) for member in facts.members]
+    why = _with_reason(last, facts) if _is_current(last, facts) else _not_heard(last, facts)
     if min(levels) == _LEVELS[states.READY]:
         return _move(facts, "seen_ready", "")
     # Where one is launched the whole has begun, though others may still wait.
     event = _SEEN[max(min(levels), min(1, max(levels)))]
     if facts.status in (states.READY, states.UNREACHABLE):
-        return Follow(event, _with_reason(last, facts), now + _limit(facts, policy))
+        return Follow(event, why, now + _limit(facts, policy))
     if facts.ready_by is not None and now >= facts.ready_by:
         seconds = (now - (facts.began_at or now)).total_seconds()
-        return _crash(facts, f"not all ready after {seconds:.0f} s: {_with_reason(last, facts)}", now, policy)
-    return _move(facts, event, _with_reason(last, facts))
+        return _crash(facts, f"not all ready after {seconds:.0f} s: {why}", now, policy)
+    return _move(facts, event, why)
 
 
 def _crash(facts: GangFacts, why: str, now: datetime, policy: GangPolicy) -> GangStep:
@@ -267,3 +268,8 @@ def _named(member: MemberFacts, facts: GangFacts) -> str:
 def _with_reason(member: MemberFacts, facts: GangFacts) -> str:
     said = member.reason or member.state.replace("_", " ") or "nothing heard of it yet"
     return f"{_named(member, facts)}: {said}"
+
+
+def _not_heard(member: MemberFacts, facts: GangFacts) -> str:
+    """What its agent said last is of an earlier start, or of an older wish: no reason of this one."""
+    return f"{_named(member, facts)}: nothing heard of start {facts.epoch} yet"
