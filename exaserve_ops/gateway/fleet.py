@@ -87,8 +87,8 @@ class ReplicaSlot:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests may go there at all: this gateway has reached it, or another one has."""
-        return self.reach is True or self.record.reached
+        """Whether requests may go there at all: it is awake, and this gateway or another has reached it."""
+        return not self.record.sleeps and (self.reach is True or self.record.reached)
 
     @property
     def failed_at_seconds(self) -> float:

@@ -90,4 +90,5 @@ def _route(
         node_suspect=liveness == SUSPECT,
         is_left=bool(departure) or drain != NOT_DRAINED,
         keeps_sessions=status == states.DRAINING and handed_over_at is None,
+        sleeps=bool(sleep_state),
     )

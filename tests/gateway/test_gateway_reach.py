@@ -48,3 +48,23 @@ async def test_what_another_gateway_reached_serves_before_this_one_has_tried(wor
     slot.reach = None
     assert slot.is_open, "a gateway that starts anew must not move every conversation"
     assert (await gateway.ask()).status == 200
+
+
+async def test_sleeper_whose_port_is_open_gets_no_request_until_the_record_says_it_is_awake(
+    world: World,
+) -> None:
+    sleeper = await world.engine(replies(CHAT), reached=False, sleeps=True)
+    awake = await world.engine(replies(CHAT))
+    gateway = await world.gateway(wait_seconds=5.0)
+    slots = gateway.shared.fleet.slots
+    await eventually(lambda: all(slot.reach for slot in slots()))
+    for _ in range(8):
+        assert (await gateway.ask()).status == 200
+    assert (len(sleeper.requests), len(awake.requests)) == (0, 8)
+
+    world.remove("r1")
+    await eventually(lambda: len(slots()) == 1)
+    waiting = asyncio.create_task(gateway.ask())
+    world.put("r0", sleeper.port, reached=True)
+    assert (await waiting).status == 200
+    assert len(sleeper.requests) == 1

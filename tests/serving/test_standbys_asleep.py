@@ -122,7 +122,9 @@ def test_a_sleeper_is_a_ready_standby_and_is_routed_to_only_once_it_is_awake(fle
     standby.refresh_from_db()
     assert (standby.role, standby.sleep_state) == ("serving", WAKING)
     assert not fleet.told[str(standby.pk)], "its agent was told without waiting for the next resync"
-    assert not routes()[str(standby.pk)].reached, "gateways connect ahead and send nobody there"
+    route = routes()[str(standby.pk)]
+    assert route.sleeps, "gateways connect ahead, and send nobody there for all that"
+    assert not route.reached
     assert not takes_sessions(standby)
     assert deployments_with_counts().get(pk=deployment.pk).ready_count == 0
     [promotion] = Event.objects.filter(event="promoted")
@@ -132,7 +134,7 @@ def test_a_sleeper_is_a_ready_standby_and_is_routed_to_only_once_it_is_awake(fle
     fleet.settle()
     standby.refresh_from_db()
     assert (standby.sleep_state, standby.sleep_since, standby.woke_in_seconds) == (AWAKE, None, 2.5)
-    assert routes()[str(standby.pk)].reached
+    assert (routes()[str(standby.pk)].reached, routes()[str(standby.pk)].sleeps) == (True, False)
     assert Event.objects.get(event="woke").reason == "in 2.5 s"
 
 

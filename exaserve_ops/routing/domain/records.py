@@ -33,6 +33,8 @@ class RouteRecord:
     """Its sessions are on their way elsewhere: nobody new goes there while another one has room."""
     keeps_sessions: bool = False
     """It drains, and its sessions have not left yet: until they do, their turns are served there."""
+    sleeps: bool = False
+    """Its engine is asleep or wakes: it answers nobody, though its port is open."""
 
     @property
     def serves_sessions(self) -> bool:
