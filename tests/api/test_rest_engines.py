@@ -49,6 +49,14 @@ def test_pasted_launch_becomes_drafts_and_stores_nothing(operator: JsonClient) -
     assert not Deployment.objects.exists()
 
 
+def test_pasted_launch_over_nodes_has_both_sizes(operator: JsonClient) -> None:
+    text = "srun -N4 vllm serve m -tp 8 -pp 4 --nnodes 4 --node-rank 0 --master-addr h"
+    (draft,) = operator.post("/api/v1/deployments/import", {"text": text}).json()["drafts"]
+    assert (draft["nodes_per_replica"], draft["accelerators_per_replica"]) == (4, 8)
+    assert {"said": "--nnodes 4", "became": "nodes_per_replica 4"} in draft["understood"]
+    assert draft["understood"][0]["said"] == "srun -N4"
+
+
 def test_paste_that_cannot_be_read_is_refused_with_the_reason(operator: JsonClient) -> None:
     answer = operator.post("/api/v1/deployments/import", {"text": "a: &x [1]\nb: *x"})
     assert answer.status_code == 400

@@ -137,6 +137,14 @@ def test_pasted_launch_fills_the_form_in_and_says_what_was_left_out(operator: Cl
     assert not Deployment.objects.exists()
 
 
+def test_pasted_launch_over_nodes_fills_in_both_sizes(operator: Client) -> None:
+    node_with("gpu-1", vllm="0.33.0")
+    text = "vllm serve m -tp 8 -pp 4 --nnodes 4 --node-rank 0 --master-addr h"
+    form = operator.post(reverse("deployment_import"), {"text": text}).context["form"]
+    assert form["nodes_per_replica"].value() == 4
+    assert form["accelerators_per_replica"].value() == 8
+
+
 def test_paste_that_cannot_be_read_keeps_the_text_and_says_why(operator: Client) -> None:
     answer = operator.post(reverse("deployment_import"), {"text": "python train.py --lr 1"})
     assert answer.status_code == 422

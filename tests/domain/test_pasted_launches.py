@@ -164,7 +164,7 @@ def test_what_a_shell_would_have_computed_is_refused_by_name() -> None:
     assert "tp_size" not in draft.options
     assert "context_length" not in draft.options
     assert [line for line in refused(draft) if line.startswith("--tp-size $((")]
-    assert "ranks of a replica together" in said(draft)
+    assert "given by the fleet: it starts the ranks of a replica together" in said(draft)
 
 
 HELM = """

@@ -77,7 +77,10 @@ class DraftSerializer(serializers.Serializer[Draft]):
     model = serializers.CharField(allow_blank=True, help_text="Path or name as it was written.")
     served_name = serializers.CharField(allow_blank=True)
     replicas = serializers.IntegerField(allow_null=True)
-    accelerators_per_replica = serializers.IntegerField(source="accelerators")
+    nodes_per_replica = serializers.IntegerField(source="nodes")
+    accelerators_per_replica = serializers.IntegerField(
+        source="accelerators", help_text="On each of its nodes."
+    )
     accelerator = serializers.CharField(allow_blank=True)
     understood = LineSerializer(many=True)
     not_understood = LineSerializer(many=True, help_text="With the reason.")

@@ -98,6 +98,7 @@ def _drafted(drafts: tuple[Draft, ...], chosen: int) -> dict[str, Any]:
         "engine": draft.engine,
         "served_name": draft.served_name,
         "accelerators_per_replica": draft.accelerators,
+        "nodes_per_replica": draft.nodes,
         "accelerator": draft.accelerator or ANY,
     }
     form = DeploymentForm(initial=initial)

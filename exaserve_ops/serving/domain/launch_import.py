@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exaserve_ops.serving.domain.import_advice import advise, advise_flag
+from exaserve_ops.serving.domain.import_sizes import describe_prefix, size_launch
 from exaserve_ops.serving.domain.launch_words import Command, PasteError, is_unexpanded
 from workers.protocol.confidential import MASK, find_secret, mask
 from workers.protocol.engines.kinds import EngineOptionError, IntegerOption, NumberOption, SwitchOption
@@ -21,7 +22,7 @@ from workers.protocol.engines.option import (
     read_version,
 )
 from workers.protocol.engines.sglang import SGLANG
-from workers.protocol.engines.tables import TABLES, accelerators_of, parallel_words
+from workers.protocol.engines.tables import TABLES
 from workers.protocol.engines.vllm import VLLM
 
 Value = str | int | float | bool
@@ -35,19 +36,28 @@ _STARTS = {
     SGLANG: (("sglang", "serve"), ("-m", "sglang.launch_server")),
 }
 _IMAGES = re.compile(r"(?:^|/)(?:vllm-(?:openai|cpu|omni)[\w.-]*|vllm|sglang)(?::(?P<tag>[\w.+-]+))?$")
+_COUNT = re.compile(r"^[0-9]{1,9}$")
+_COUNTED = {"nodes": "nodes_per_replica"}
+"""How counts are called where they become a field, if not by their own name."""
 _SCALED = re.compile(r"^(\d+(?:\.\d+)?)([kmgKMG])$")
 _SCALES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 _MODEL = {VLLM: ("--model", "--model-tag"), SGLANG: ("--model", "--model-path")}
 _SERVED = "--served-model-name"
+_NODES = {VLLM: ("--nnodes", "-n"), SGLANG: ("--nnodes",)}
+_LONG = {"-r": "--node-rank"}
+"""Short forms of what the fleet decides; other engines have none."""
+_RANKS = "given by the fleet: it starts the ranks of a replica together and numbers them"
+_RENDEZVOUS = "given by the fleet: the first node's address, and a port that its agent leases"
 _AGENTS = {
     "--host": "its agent chooses the address",
     "--port": "its agent leases the ports",
     "--uds": "replicas are reached by address and port",
-    "--nnodes": "the fleet starts the ranks of a replica together",
-    "--node-rank": "the fleet starts the ranks of a replica together",
-    "--dist-init-addr": "its agent leases the rendezvous port",
-    "--master-addr": "its agent leases the rendezvous port",
-    "--master-port": "its agent leases the rendezvous port",
+    "--node-rank": _RANKS,
+    "--headless": _RANKS,
+    "--dist-init-addr": _RENDEZVOUS,
+    "--nccl-init-addr": _RENDEZVOUS,
+    "--master-addr": _RENDEZVOUS,
+    "--master-port": _RENDEZVOUS,
     "--nccl-port": "its agent leases the ports",
     "--enable-metrics": "metrics are always on",
     "--disable-log-stats": "metrics are always on",
@@ -84,7 +94,10 @@ class Draft:
     """Path or name, as it was written."""
     served_name: str = ""
     replicas: int | None = None
+    nodes: int = 1
+    """That one replica runs on at once."""
     accelerators: int = 1
+    """On each of its nodes."""
     accelerator: str = ""
     understood: tuple[Line, ...] = ()
     not_understood: tuple[Line, ...] = ()
@@ -106,7 +119,7 @@ class DraftReader:
         self.named: dict[str, str] = {}
         """`model`, `served_name`, `name`, `accelerator`."""
         self.counts: dict[str, int] = {}
-        """`replicas`, `accelerators`."""
+        """`replicas`, `nodes` and, on each of them, `accelerators`."""
         self.notes: list[str] = []
         self.understood: list[Line] = []
         self.not_understood: list[Line] = []
@@ -164,12 +177,16 @@ class DraftReader:
         if dashed == _SERVED:
             self.take_named("served_name", values[0] if values else "", said=said)
             return 1
+        if dashed in _NODES[self.engine]:
+            self.take_count("nodes", values[0] if values else "", said=said)
+            return 1
+        dashed = _LONG.get(dashed, dashed)
         why = _AGENTS.get(dashed) or _NEEDLESS.get(dashed)
         if why is None:
             return None
         self.understood.append(Line(mask(said), f"nothing: {why}"))
         self.notes += advise_flag(dashed, values)
-        return 1 if values else 0
+        return 0 if dashed == "--headless" else len(values[:1])
 
     def _find(self, flag: str) -> EngineOption | None:
         option = self.table.find_flag(flag)
@@ -225,13 +242,18 @@ class DraftReader:
         self.understood.append(Line(mask(said), f"{name.replace('_', ' ')} {self.named[name]}"))
 
     def take_count(self, name: str, value: object, *, said: str) -> None:
-        """Take a number of replicas or accelerators."""
-        text = str(value).strip()
-        if text.isdigit():
-            self.counts[name] = int(text)
-            self.understood.append(Line(said, f"{name} {text}"))
+        """Take a number of replicas, nodes or accelerators."""
+        text, words = str(value).strip(), _COUNTED.get(name, name)
+        if is_unexpanded(text):
+            self.not_understood.append(Line(mask(said), _UNWRITTEN))
+        elif not _COUNT.match(text) or (name == "nodes" and not int(text)):
+            self.not_understood.append(Line(mask(said), f"{words} must be a whole number"))
         else:
-            self.not_understood.append(Line(said, f"{name} must be a whole number"))
+            before = self.counts.get(name)
+            if before is not None and before != int(text):
+                self.notes.append(f"{words} is said twice, {before} and {text}: the last one counts")
+            self.counts[name] = int(text)
+            self.understood.append(Line(said, f"{words} {int(text)}"))
 
     def take_environment(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Take variables that the engine may have."""
@@ -257,28 +279,25 @@ class DraftReader:
             options[EXTRA_ARGUMENTS] = shlex.join(self._extra)
         if self._environment:
             options[ENVIRONMENT] = shlex.join(self._environment)
-        needed = accelerators_of(self.engine, options)
-        told = self.counts.get("accelerators")
-        problems = []
-        if told is not None and needed != told:
-            words = parallel_words(self.engine, options)
-            problems.append(f"{words} need {needed} accelerators, and {told} are asked for")
+        sizes = size_launch(
+            self.engine, options, nodes=self.counts.get("nodes", 1), told=self.counts.get("accelerators")
+        )
+        notes = [*self.notes, *sizes.notes, *advise(self.engine, options, self.named.get("model", ""))]
         return Draft(
             engine=self.engine,
             options=options,
             version=self.version,
             replicas=self.counts.get("replicas"),
-            accelerators=needed,
+            nodes=sizes.nodes,
+            accelerators=sizes.accelerators,
             name=self.named.get("name", ""),
             model=self.named.get("model", ""),
             served_name=self.named.get("served_name", ""),
             accelerator=self.named.get("accelerator", ""),
             understood=tuple(self.understood),
             not_understood=tuple(self.not_understood),
-            notes=(
-                *dict.fromkeys([*self.notes, *advise(self.engine, options, self.named.get("model", ""))]),
-            ),
-            problems=tuple(problems),
+            notes=tuple(dict.fromkeys(notes)),
+            problems=sizes.problems,
         )
 
 
@@ -312,6 +331,9 @@ def version_of_tag(tag: str) -> str:
 
 def _filled(reader: DraftReader, command: Command, begin: int, before: int) -> DraftReader:
     reader.notes += command.notes
+    said, became = describe_prefix(command.words[:before])
+    if said:
+        reader.understood.append(Line(mask(said), became))
     reader.take_environment([*command.environment, *_container_environment(command.words[:before])])
     reader.take_arguments(command.words[begin:])
     return reader
