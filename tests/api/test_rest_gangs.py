@@ -37,6 +37,10 @@ def test_deployment_is_made_planned_and_refused_with_its_field(operator: JsonCli
     refused = operator.post("/api/v1/deployments", wish)
     assert refused.status_code == 400
     assert "nodes_per_replica" in refused.json()["fields"] if "fields" in refused.json() else refused.json()
+    deep = {"engine_options": {"pipeline_stages": 5}, "nodes_per_replica": 5}
+    too_deep = operator.post("/api/v1/deployments", wish | deep)
+    assert too_deep.status_code == 400
+    assert "tiny has 2 layers" in too_deep.content.decode()
     made = operator.post("/api/v1/deployments", wish | {"nodes_per_replica": 2})
     assert made.status_code == 201, made.json()
     assert made.json()["nodes_per_replica"] == 2

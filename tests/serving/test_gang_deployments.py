@@ -20,6 +20,7 @@ from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.selectors import deployment_snapshot, node_rooms
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
 from exaserve_ops.serving.services.options import check_options
+from exaserve_ops.serving.services.releases import ReleaseWish, find_or_create_release
 from tests.fakes.world import GIB, NOW, make_model, make_node
 
 
@@ -28,7 +29,9 @@ def wide(**changes: Any) -> Deployment:
         "name": "wide", "replicas": 1, "engine": "torch", "engine_options": {"pipeline_stages": 2},
         "replica_memory_bytes": GIB, "nodes_per_replica": 2,
     }  # fmt: skip
-    wish = DeploymentWish(model_id=make_model().pk, **(fields | changes))
+    if "model_id" not in changes:
+        fields["model_id"] = make_model().pk
+    wish = DeploymentWish(**(fields | changes))
     return create_deployment(wish, actor="test", now=NOW)
 
 
@@ -56,6 +59,40 @@ def test_parts_that_make_up_no_replica_are_refused_with_the_numbers(
         wide(**changes)
     assert refused.value.field == field
     assert not Deployment.objects.exists()
+
+
+STAGES_OF_THREE = {"engine_options": {"pipeline_stages": 3}, "nodes_per_replica": 3}
+
+
+@pytest.mark.django_db
+def test_more_stages_than_the_model_has_layers_are_refused_with_their_number() -> None:
+    with pytest.raises(InvalidInputError, match="tiny has 2 layers, and each stage needs one") as refused:
+        wide(**STAGES_OF_THREE)
+    assert refused.value.field == "engine_options.pipeline_stages"
+    assert not Deployment.objects.exists()
+
+
+@pytest.mark.parametrize("facts", ["recorded", "config"])
+@pytest.mark.django_db
+def test_release_of_a_model_with_fewer_layers_than_stages_is_refused(facts: str) -> None:
+    deployment = wide()
+    shallow = make_model("shallow")
+    if facts == "recorded":
+        shallow.architecture = {**shallow.architecture, "layers": 1}
+    else:
+        shallow.architecture, shallow.config = {}, {**shallow.planning_config, "num_hidden_layers": 1}
+    shallow.save()
+    with pytest.raises(InvalidInputError, match="shallow has 1 layer, and each stage needs one"):
+        find_or_create_release(deployment.pk, ReleaseWish(model_id=shallow.pk), actor="test", now=NOW)
+    assert deployment.releases.count() == 1
+
+
+@pytest.mark.django_db
+def test_stages_of_a_model_whose_layers_nobody_knows_are_taken() -> None:
+    model = make_model("opaque")
+    model.architecture, model.config = {}, {}
+    model.save()
+    assert wide(model_id=model.pk, **STAGES_OF_THREE).nodes_per_replica == 3
 
 
 @pytest.mark.django_db

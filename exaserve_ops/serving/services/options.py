@@ -9,6 +9,7 @@ from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE
+from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
 from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
 from exaserve_ops.serving.models import Model
@@ -16,6 +17,7 @@ from workers.protocol.confidential import find_secret
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineTable, option_arguments, read_version
 from workers.protocol.engines.tables import (
+    STAGES,
     TABLES,
     accelerators_of,
     nodes_of,
@@ -89,6 +91,29 @@ def _check_parts(
         raise InvalidInputError(
             "accelerators_per_replica", f"{told} need {needed} for each replica, not {accelerators}"
         )
+
+
+def check_stages(engine: str, options: Mapping[str, Any], model: Model) -> None:
+    """Refuse more stages than the model has layers, where they are known. Raises `InvalidInputError`."""
+    stages = nodes_of(engine, options) or 1
+    layers = _layers_of(model)
+    if stages > 1 and layers and stages > layers:
+        has = "1 layer" if layers == 1 else f"{layers} layers"
+        raise InvalidInputError(
+            f"engine_options.{STAGES}",
+            f"{model.name} has {has}, and each stage needs one: give at most {layers}",
+        )
+
+
+def _layers_of(model: Model) -> int:
+    """Layers of a model; 0 where neither its facts nor its config.json say it."""
+    recorded = model.architecture.get("layers")
+    if isinstance(recorded, int) and recorded > 0:
+        return recorded
+    try:
+        return read_architecture(model.config).layers
+    except UnknownArchitectureError:
+        return 0
 
 
 def check_span(nodes: int, asked: Mapping[str, Any], named: Collection[str]) -> None:
