@@ -20,6 +20,7 @@ from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_BYTES, MOST_P
 from exaserve_ops.serving.domain.launch_words import LONGEST
 from exaserve_ops.serving.models import Model
 from exaserve_ops.serving.services.deployments import BOUNDS, MAX_REPLICAS
+from workers.protocol.engines.own import SIMULATED, TORCH
 
 MIB = 1 << 20
 MOST_MEMORY_MIB = MOST_BYTES // MIB
@@ -48,7 +49,15 @@ class DeploymentForm(EngineLines):
     name = forms.CharField(max_length=60, validators=[validate_slug], help_text="Letters, digits, dashes.")
     model = forms.ModelChoiceField(Model.objects.all(), empty_label="Choose a model")
     replicas = forms.IntegerField(min_value=0, max_value=MAX_REPLICAS, initial=1)
-    engine = forms.ChoiceField(help_text="What the agents of your nodes can run.")
+    engine = forms.ChoiceField(
+        help_text="What the agents of your nodes can run.",
+        error_messages={
+            "required": "Choose an engine that a node offers, or give an agent the interpreter of the one "
+            "that you mean (EXAOPS_AGENT_<ENGINE>_PYTHON) and load this page again."
+        },
+    )
+    drafted_engine = forms.CharField(required=False, max_length=60, widget=forms.HiddenInput)
+    """Of the launch that filled this in: its options stay while no engine is chosen."""
     served_name = forms.CharField(
         max_length=120, required=False, help_text="What clients send as “model”; empty is its name."
     )
@@ -151,8 +160,12 @@ class DeploymentForm(EngineLines):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever a form takes
         super().__init__(*args, **kwargs)
-        engines = sorted({name for row in Node.objects.values_list("engines", flat=True) for name in row})
-        choices: Any = [(name, name) for name in engines]
+        offered = {name for row in Node.objects.values_list("engines", flat=True) for name in row}
+        # The first is what stands chosen: one that answers for real, where there is one.
+        engines = sorted(offered, key=lambda name: (name.startswith(SIMULATED), name != TORCH, name))
+        asked = self["engine"].value()
+        unchosen = [] if asked is None or asked in offered else [("", "Choose an engine")]
+        choices: Any = [*unchosen, *((name, name) for name in engines)]
         engine: Any = self.fields["engine"]
         engine.choices = choices
         accelerator: Any = self.fields["accelerator"]
@@ -160,9 +173,10 @@ class DeploymentForm(EngineLines):
 
     @property
     def first_engine(self) -> str:
-        """The engine that is chosen, or that stands first."""
+        """The engine that is chosen, or that a launch was for, or that stands first."""
         engine: Any = self.fields["engine"]
-        return str(self["engine"].value() or next((name for name, _ in engine.choices), ""))
+        said = self["engine"].value() or self["drafted_engine"].value()
+        return str(said or next((name for name, _ in engine.choices), ""))
 
     def offers(self, engine: str) -> bool:
         """Whether some node has it."""

@@ -176,3 +176,50 @@ def test_engine_that_no_node_offers_is_said_so(operator: Client) -> None:
     ).content.decode()
     assert "No node offers SGLang" in page
     assert "EXAOPS_AGENT_SGLANG_PYTHON" in page
+
+
+def test_import_for_an_engine_that_no_node_offers_chooses_none_and_keeps_its_options(
+    operator: Client,
+) -> None:
+    make_node("gpu-1")
+    Node.objects.update(engines=["simulated", "simulated-node", "torch"])
+    model = make_model("llama")
+    drafted = operator.post(
+        reverse("deployment_import"), {"text": "vllm serve org/llama --seed 3 --max-model-len 8k"}
+    )
+    engine = str(drafted.context["form"]["engine"])
+    assert '<option value="">Choose an engine</option>' in engine
+    assert "selected" not in engine  # so a browser sends the first one, which is none
+    sent = {
+        "name": "llama", "model": str(model.pk), "replicas": 1, "engine": "", "drafted_engine": "vllm",
+        "drain_seconds": 60, "accelerators_per_replica": 1, "step": "plan", "o-seed": 3,
+    }  # fmt: skip
+    hidden = drafted.context["form"]["drafted_engine"]
+    assert (hidden.value(), str(hidden) in drafted.content.decode()) == ("vllm", True)
+    refused = operator.post(reverse("deployment_new"), sent)
+    page = refused.content.decode()
+    assert refused.status_code == 422
+    assert "Choose an engine that a node offers, or give an agent the interpreter" in page
+    assert 'name="o-seed" value="3"' in page
+    assert "plan" not in refused.context
+    assert '<option value="" selected>Choose an engine</option>' in page
+
+
+@pytest.mark.parametrize(
+    ("offered", "chosen"),
+    [
+        (["simulated", "simulated-node", "torch", "vllm", "sglang"], "torch"),
+        (["simulated", "vllm"], "vllm"),
+        (["simulated"], "simulated"),
+    ],
+)
+def test_new_deployment_begins_with_an_engine_that_answers_for_real_where_there_is_one(
+    operator: Client, offered: list[str], chosen: str
+) -> None:
+    make_node("gpu-1")
+    Node.objects.update(engines=offered)
+    page = operator.get(reverse("deployment_new"))
+    values = re.findall(r'<option value="([^"]*)"', str(page.context["form"]["engine"]))
+    assert values[0] == chosen
+    assert sorted(values) == sorted(offered)
+    assert page.context["options"].table.engine == chosen

@@ -96,6 +96,7 @@ def _drafted(drafts: tuple[Draft, ...], chosen: int) -> dict[str, Any]:
         "model": model.pk if model else None,
         "replicas": 1 if draft.replicas is None else draft.replicas,
         "engine": draft.engine,
+        "drafted_engine": draft.engine,
         "served_name": draft.served_name,
         "accelerators_per_replica": draft.accelerators,
         "nodes_per_replica": draft.nodes,
