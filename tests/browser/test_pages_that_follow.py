@@ -6,7 +6,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from exaserve_ops.inventory.services import cordon_node
-from exaserve_ops.serving.services.replicas import create_replicas
+from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.services.replicas import advance_replica, create_replicas
 from tests.browser.conftest import Complaints, Site, open_live
 from tests.fakes.live_fleet import PaperFleet
 from tests.fakes.world import NOW, make_deployment, make_node
@@ -28,6 +29,22 @@ def test_a_deployments_page_shows_replicas_that_are_made_meanwhile(
     made = create_replicas(deployment.pk, 2, why="2 of 2", actor="test", now=NOW)
     expect(page.locator("#listing tbody tr")).to_have_count(2)
     expect(page.locator("#listing")).to_contain_text(made[1].name)
+    assert complaints == []
+
+
+def test_a_replicas_badge_facts_and_history_follow_it(
+    page: Page, site: Site, fleet: PaperFleet, complaints: Complaints
+) -> None:
+    [made] = create_replicas(make_deployment().pk, 1, why="1 of 1", actor="test", now=NOW)
+    open_live(page, site, fleet, f"/replicas/{made.pk}")
+    expect(page.locator("#replica-badge")).to_contain_text("pending")
+    node = make_node("gpu-7")
+    Replica.objects.filter(pk=made.pk).update(node=node, attempt=3)
+    advance_replica(made.pk, "place", reason="there is room", actor="test", now=NOW)
+    expect(page.locator("#replica-badge")).to_contain_text("placed")
+    expect(page.locator("#replica-history")).to_contain_text("there is room")
+    expect(page.locator("#replica-facts")).to_contain_text("gpu-7")
+    expect(page.locator("#replica-facts dt:has-text('Attempt') + dd")).to_have_text("3")
     assert complaints == []
 
 

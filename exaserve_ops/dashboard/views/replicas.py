@@ -46,7 +46,11 @@ MAX_LOADS = 200
 MAX_NODE_OPTIONS = 100
 """Of a drop-down: a longer one is of use to nobody."""
 HISTORY = timedelta(hours=3)
-_PARTS = {"told": "replicas/told.html", "members": "replicas/members.html"}
+_PARTS = {
+    "facts": "replicas/facts.html",
+    "told": "replicas/told.html",
+    "members": "replicas/members.html",
+}
 _PANELS = (
     ("KV pool used", "ratio", "kv_used_ratio_max", 1.0),
     ("TTFT p95", "seconds", "ttft_p95_seconds_max", None),
@@ -141,7 +145,7 @@ def replica_drawer(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 @require_safe
 @requires("serving.view_replica")
 def replica_state(request: HttpRequest, replica_id: UUID) -> HttpResponse:
-    """Show a replica's state and figures again, or the `?part=` of what its engine tells or its members."""
+    """Show a replica's state again, or the `?part=` of facts, members or what its engine tells."""
     part = _PARTS.get(request.GET.get("part", ""), "replicas/state.html")
     return render(request, part, _replica_context(replica_id))
 
