@@ -42,17 +42,19 @@ class StableOrdering(OrderingFilter):
         return [*(super().get_ordering(request, queryset, view) or ()), "pk"]
 
 
-_PAGING = ("page", "page_size", "cursor", "format")
+_PAGING = ("page", "page_size", "cursor")
 
 
-def check_parameters(query: QueryDict, known: Collection[str], orders: Collection[str]) -> None:
-    """Raise `ValidationError`, naming what there is, for a filter or an order that does not exist."""
-    allowed = sorted({*known, *(("ordering",) if orders else ()), *_PAGING[:3]})
-    wrong = {
-        name: [f"There is no such filter. There are: {', '.join(allowed)}."]
-        for name in query
-        if name not in {*allowed, *_PAGING}
-    }
+def check_parameters(
+    query: QueryDict, known: Collection[str], orders: Collection[str], *, paged: bool = True
+) -> None:
+    """Raise `ValidationError`, naming what there is, for a filter or an order that does not exist.
+
+    Not `paged`: the answer is one thing, not a list in pages.
+    """
+    allowed = sorted({*known, *(("ordering",) if orders else ()), *(_PAGING if paged else ())})
+    told = f"There are: {', '.join(allowed)}." if allowed else "There are none here."
+    wrong = {name: [f"There is no such filter. {told}"] for name in query if name not in {*allowed, "format"}}
     asked = {
         order.strip().removeprefix("-") for text in query.getlist("ordering") for order in text.split(",")
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -143,6 +144,23 @@ def test_deleted_deployment_leaves_the_list_but_not_the_record(
     assert operator.get("/api/v1/deployments?status=deleted").json()["count"] == 1
     assert operator.get(url(deployment)).json()["status"] == "deleted"
     assert operator.post(url(deployment, "plan"), {"replicas": 1}).status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"nodes_per_replica": 2}, "a new deployment"),
+        ({"served_name": "other"}, "a new deployment"),
+        ({"engine_options": {"max_num_seqs": 2}}, "a rollout"),
+        ({"replicass": 2}, "no such field"),
+    ],
+)
+def test_what_a_change_does_not_reach_says_what_does(
+    operator: JsonClient, deployment: Deployment, change: dict[str, Any], told: str
+) -> None:
+    refused = operator.patch(url(deployment), change)
+    assert refused.status_code == 400
+    assert told in str(refused.json()["error"]["fields"])
 
 
 @pytest.mark.usefixtures("node")

@@ -72,19 +72,28 @@ def test_history_is_of_the_last_hour_unless_asked_otherwise(viewer: JsonClient, 
 
 
 @pytest.mark.parametrize(
-    ("asked", "field"),
+    ("asked", "field", "told"),
     [
-        ({"since": "2026-03-01T00:00:00Z", "until": "2026-03-03T00:00:00Z"}, "since"),
-        ({"since": "2026-03-03T00:00:00Z", "until": "2026-03-01T00:00:00Z"}, "since"),
-        ({"since": "yesterday"}, "since"),
-        ({"until": "0001-01-01T00:00:00Z"}, "until"),
-        ({"step_minutes": "0"}, "step_minutes"),
-        ({"steps": "1"}, "steps"),
+        ({"since": "2026-03-01T00:00:00Z", "until": "2026-03-03T00:00:00Z"}, "since", "ask for longer steps"),
+        ({"since": "2026-03-03T00:00:00Z", "until": "2026-03-01T00:00:00Z"}, "since", "after `until`"),
+        ({"since": "yesterday"}, "since", "format"),
+        ({"until": "0001-01-01T00:00:00Z"}, "until", "no hour before"),
+        ({"step_minutes": "0"}, "step_minutes", "greater than"),
+        ({"steps": "1"}, "steps", "There are: since, step_minutes, until."),
     ],
 )
 def test_asking_for_what_cannot_be_says_what_can(
-    viewer: JsonClient, node: Node, asked: dict[str, str], field: str
+    viewer: JsonClient, node: Node, asked: dict[str, str], field: str, told: str
 ) -> None:
     answer = viewer.get(address(node, "history"), asked)
     assert answer.status_code == 400
     assert field in str(answer.json())
+    assert told in str(answer.json())
+
+
+def test_what_has_no_filters_offers_none(viewer: JsonClient, node: Node) -> None:
+    for place in (address(node, "machine"), "/api/v1/relocations/plan"):
+        for name in ("card", "page"):
+            answer = viewer.get(place, {name: "1"})
+            assert answer.status_code == 400
+            assert "There is no such filter. There are none here." in str(answer.json())

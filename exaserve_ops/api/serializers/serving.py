@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
 from drf_spectacular.types import OpenApiTypes
@@ -302,8 +303,22 @@ class DeploymentRequestSerializer(StrictSerializer):
         return options
 
 
+_BY_ROLLOUT = (
+    "It is fixed while replicas run with it: ask for a rollout (POST /api/v1/rollouts), which replaces them,"
+    " or for a new deployment."
+)
+_FOR_LIFE = (
+    "It is fixed for the deployment's life: ask for a new deployment, and delete this one when it serves."
+)
+_FIXED: Mapping[str, str] = dict.fromkeys(
+    ("name", "served_name", "nodes_per_replica", "accelerators_per_replica"), _FOR_LIFE
+) | dict.fromkeys(("model", "engine", "engine_options", "replica_memory_bytes"), _BY_ROLLOUT)
+
+
 class DeploymentChangeSerializer(StrictSerializer):
     """Asks to change a deployment."""
+
+    refusals: ClassVar[Mapping[str, str]] = _FIXED
 
     replicas = replica_count(required=False)
     nodes = _nodes()

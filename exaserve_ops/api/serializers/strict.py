@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from rest_framework import serializers
 
@@ -10,10 +11,17 @@ from rest_framework import serializers
 class StrictSerializer(serializers.Serializer[Any]):
     """Refuses fields it does not have: a misspelt wish must not be taken for no wish."""
 
+    refusals: ClassVar[Mapping[str, str]] = {}
+    """Why fields that people may expect here are not, and what to do instead."""
+
     def to_internal_value(self, data: Any) -> Any:  # noqa: ANN401 - the base class's signature
         """Return the validated values. Raises `ValidationError` for unknown fields too."""
         if isinstance(data, dict):
-            unknown = {name: ["There is no such field."] for name in data if name not in self.fields}
+            unknown = {
+                name: [self.refusals.get(name, "There is no such field.")]
+                for name in data
+                if name not in self.fields
+            }
             if unknown:
                 raise serializers.ValidationError(unknown)
         return super().to_internal_value(data)

@@ -42,7 +42,7 @@ class CompiledViewSet(OpsViewSet[Model]):
     @extend_schema(responses=CompiledSetsSerializer)
     def retrieve(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """List what was compiled for a model, by engine and hardware, and how many nodes have it."""
-        check_parameters(request.query_params, (), ())
+        check_parameters(request.query_params, (), (), paged=False)
         return self._answer(self.get_object())
 
     @extend_schema(request=CompiledRequestSerializer, responses={201: CompiledSetsSerializer})

@@ -148,7 +148,7 @@ class NodeViewSet(ReadableViewSet[Node]):
     @action(detail=True, methods=["get"], url_path="kv-pool")
     def kv_pool(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """KV memory of the node as last reported: pools with their map, and what the engines say of it."""
-        check_parameters(request.query_params, [p.name for p in _KV_FILTERS], ())
+        check_parameters(request.query_params, [p.name for p in _KV_FILTERS], (), paged=False)
         node = self.get_object()
         return Response(_kv_of(node, request.query_params.dict()))
 
@@ -156,7 +156,7 @@ class NodeViewSet(ReadableViewSet[Node]):
     @action(detail=True, methods=["get"])
     def machine(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """Processor, memory, disks, links and cards of the node, as last reported."""
-        check_parameters(request.query_params, (), ())
+        check_parameters(request.query_params, (), (), paged=False)
         node = self.get_object()
         told = replica_loads().read_node(str(node.pk)) or {}
         body = {
@@ -172,7 +172,7 @@ class NodeViewSet(ReadableViewSet[Node]):
     def history(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """The node's machine over time, and first tokens and requests of its replicas. Kept for two weeks."""
         asked = NodeHistoryQuerySerializer(data=request.query_params.dict())
-        check_parameters(request.query_params, list(asked.fields), ())
+        check_parameters(request.query_params, list(asked.fields), (), paged=False)
         asked.is_valid(raise_exception=True)
         return Response(_history_of(self.get_object(), asked.validated_data, clock.now()))
 
@@ -214,9 +214,13 @@ def _history_of(node: Node, asked: Mapping[str, Any], now: datetime) -> Any:  # 
         since = asked.get("since", until - timedelta(hours=1))
     except OverflowError as error:
         raise ValidationError({"until": ["There is no hour before that."]}) from error
-    if not timedelta(0) <= until - since <= step * _MOST_POINTS:
-        most = f"{_MOST_POINTS} steps of {asked['step_minutes']} min"
-        raise ValidationError({"since": [f"Before until, and by at most {most}: ask for longer steps."]})
+    if since > until:
+        raise ValidationError({"since": ["It is after `until`: give an earlier one."]})
+    if until - since > step * _MOST_POINTS:
+        most = f"{_MOST_POINTS:,} steps of {asked['step_minutes']} min"
+        raise ValidationError(
+            {"since": [f"That is more than {most}: ask for longer steps (`step_minutes`) or a shorter time."]}
+        )
     history = history_of_node(node.pk, since=since, until=until, step=step)
     body = {
         "step_minutes": asked["step_minutes"],

@@ -88,5 +88,5 @@ class ModelViewSet(ReadableViewSet[Model]):
 
         A swarm that is over is told for a day, with what the origin gave.
         """
-        check_parameters(request.query_params, (), ())
+        check_parameters(request.query_params, (), (), paged=False)
         return Response(SwarmSerializer(model_swarm(self.get_object(), replica_loads())).data)

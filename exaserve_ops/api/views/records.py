@@ -51,7 +51,7 @@ class SessionViewSet(ReadableViewSet[InferenceSession]):
     @action(detail=False, methods=["get"], pagination_class=None)
     def gateways(self, request: Request) -> Response:
         """How living gateways keep sessions at their replicas; 409 while the store is away."""
-        check_parameters(request.query_params, (), ())
+        check_parameters(request.query_params, (), (), paged=False)
         reports = gateway_reports().read()
         if reports is None:
             raise ConflictError("Redis does not answer: nothing is known of the gateways now")

@@ -40,7 +40,7 @@ class RelocationViewSet(ReadableViewSet[Relocation]):
     @action(detail=False, methods=["get"], pagination_class=None)
     def plan(self, request: Request) -> Response:
         """What would move now, and why, and what waits; nothing is changed by asking."""
-        check_parameters(request.query_params, (), ())
+        check_parameters(request.query_params, (), (), paged=False)
         reader, limits = replica_loads(), move_limits()
         fleet = movable_fleet(
             now=clock.now(), rooms=lambda nodes: rooms_of(reader.read_nodes(nodes)), looks_at_all=True

@@ -51,7 +51,7 @@ class StagedStartViewSet(ReadableViewSet[StagedStart]):
     @action(detail=False, methods=["get"], pagination_class=None)
     def now(self, request: Request) -> Response:
         """Say who starts, who waits and why, in which waves, and for how long yet."""
-        check_parameters(request.query_params, ("deployment",), ())
+        check_parameters(request.query_params, ("deployment",), (), paged=False)
         outlook = start_outlook(now=clock.now(), deployment_id=_deployment(request))
         return Response(StartOutlookSerializer(outlook).data)
 

@@ -54,7 +54,7 @@ class ModelWeightsViewSet(OpsViewSet[Model]):
     @extend_schema(responses=ModelWeightsSerializer)
     def retrieve(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """Say how a model's weights stand on every node in service, how fast they come and from where."""
-        check_parameters(request.query_params, (), ())
+        check_parameters(request.query_params, (), (), paged=False)
         return self._answer(self.get_object())
 
     @extend_schema(request=WeightsRequestSerializer, responses=ModelWeightsSerializer)
