@@ -8,6 +8,7 @@ from typing import Any
 
 from exaserve_ops.dashboard.figures import Figure
 from exaserve_ops.validation.domain.catalogue import BY_NAME, CONCURRENCY, CONTEXT, TUNING
+from exaserve_ops.validation.domain.tuning import Limits, Measured, Setting, best_of
 from exaserve_ops.validation.models import ValidationCheck
 
 
@@ -47,12 +48,23 @@ def groups_of(checks: Iterable[ValidationCheck]) -> tuple[ShownGroup, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownSetting:
+    """One tried setting."""
+
+    told: Mapping[str, Any]
+    broken: tuple[str, ...]
+    """Limits that it does not keep."""
+    is_nearest: bool
+    """None keeps within the limits, and this one exceeds them least."""
+
+
+@dataclass(frozen=True, slots=True)
 class ShownSearch:
     """The search for the best settings of one engine."""
 
     engine: str
     options: tuple[str, ...]
-    rows: tuple[Mapping[str, Any], ...]
+    rows: tuple[ShownSetting, ...]
     left_out: tuple[Mapping[str, Any], ...]
     """Settings that the memory plan forbade."""
     ttft_limit_seconds: float
@@ -66,18 +78,38 @@ def searches_of(checks: Iterable[ValidationCheck]) -> tuple[ShownSearch, ...]:
     for check in checks:
         told = check.details
         if check.name == TUNING and told.get("settings"):
+            limits = Limits(told["ttft_limit_seconds"], told["itl_limit_seconds"])
             found.append(
                 ShownSearch(
                     check.engine,
                     tuple(told["options"]),
-                    tuple(told["settings"]),
+                    _settings_of(told["settings"], limits),
                     tuple(told["skipped"]),
-                    told["ttft_limit_seconds"],
-                    told["itl_limit_seconds"],
+                    limits.ttft_seconds,
+                    limits.itl_seconds,
                     told["at_once"],
                 )
             )
     return tuple(found)
+
+
+def _settings_of(rows: Sequence[Mapping[str, Any]], limits: Limits) -> tuple[ShownSetting, ...]:
+    measured = [
+        Measured(
+            Setting(row["sequences"], row["tokens"]),
+            row["tokens_per_second"],
+            row["ttft_p95_seconds"],
+            row["itl_seconds"],
+            row["why"],
+        )
+        for row in rows
+    ]
+    best = best_of(measured, limits)
+    nearest = best if best is not None and not best.why and best.excess(limits) > 1 else None
+    return tuple(
+        ShownSetting(row, () if one.why else one.broken(limits), one is nearest)
+        for row, one in zip(rows, measured, strict=True)
+    )
 
 
 def curves_figure(checks: Iterable[ValidationCheck]) -> Figure:

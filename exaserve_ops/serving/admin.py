@@ -17,6 +17,7 @@ from exaserve_ops.lib.admin import ReadOnlyAdmin, ServiceAdmin, actor_of
 from exaserve_ops.lib.errors import OpsError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
 from exaserve_ops.serving.domain.starts import StartLimits
+from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import (
     CompiledSet,
     Deployment,
@@ -147,9 +148,9 @@ class DeploymentAdmin(ServiceAdmin[Deployment]):
         return [*own, *(name for name in self.get_readonly_fields(request, obj) if name not in own)]
 
     def has_change_permission(self, request: HttpRequest, obj: Deployment | None = None) -> bool:
-        """Nothing changes once it is being deleted."""
-        ended = obj is not None and obj.status != "active"
-        return not ended and super().has_change_permission(request, obj)
+        """Nothing changes once it is being deleted, nor in what a validation tries an engine in."""
+        closed = obj is not None and (obj.status != "active" or is_private(obj.served_name))
+        return not closed and super().has_change_permission(request, obj)
 
     def save_model(
         self,
@@ -179,9 +180,15 @@ class DeploymentAdmin(ServiceAdmin[Deployment]):
         objs: Iterable[Deployment],
         request: HttpRequest,  # noqa: ARG002 - Django's signature
     ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
-        """Say what would go: replicas are drained and stay in the record, so they protect nothing."""
-        names = [f"{d.name}: its replicas are drained and stopped" for d in objs]
-        return names, {"deployments": len(names)}, set(), []
+        """Say what would go: replicas are drained and stay in the record, so only validations protect."""
+        rows = list(objs)
+        names = [f"{d.name}: its replicas are drained and stopped" for d in rows]
+        kept = [
+            f"{d.name}: a validation's, cancel that instead"
+            for d in rows
+            if d.status == "active" and is_private(d.served_name)
+        ]
+        return names, {"deployments": len(names)}, set(), kept
 
     def delete_model(self, request: HttpRequest, obj: Deployment) -> None:
         """Ask for the end of a deployment."""

@@ -281,7 +281,9 @@ def set_trial_asleep(validation: Validation, *, asleep: bool, now: datetime) -> 
     """Have the trial's replica sleep, or wake. Raises `InvalidInputError` or `ConflictError`."""
     if validation.trial is None:
         raise ConflictError("nothing is being tried")
-    update_deployment(validation.trial.pk, {"standbys_sleep": asleep}, actor=ACTOR, now=now)
+    update_deployment(
+        validation.trial.pk, {"standbys_sleep": asleep}, actor=ACTOR, now=now, by_validation=True
+    )
 
 
 @transaction.atomic
@@ -289,7 +291,9 @@ def end_trial(validation: Validation, *, now: datetime) -> None:
     """Delete what an engine was tried in."""
     held = Validation.objects.select_for_update(of=("self",)).select_related("trial").get(pk=validation.pk)
     if held.trial is not None:
-        delete_deployment(held.trial.pk, actor=ACTOR, now=now, reason="the engine was tried")
+        delete_deployment(
+            held.trial.pk, actor=ACTOR, now=now, reason="the engine was tried", by_validation=True
+        )
 
 
 def forget_trial(validation: Validation) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -11,7 +12,7 @@ from exaserve_ops.serving.models import Model
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
 from exaserve_ops.validation.models import Validation
-from exaserve_ops.validation.services import advance_validation, record_finding
+from exaserve_ops.validation.services import advance_validation, end_trial, make_trial, record_finding
 from tests.fakes.world import NOW, JsonClient, client_with_key, make_model, make_node, make_user
 
 pytestmark = pytest.mark.django_db
@@ -71,6 +72,21 @@ def test_what_is_asked_of_it_is_what_the_report_says(operator: JsonClient, model
     }
     told = operator.post(VALIDATIONS, wish_of(model, **asked)).json()
     assert {name: told[name] for name in asked} == asked
+
+
+def test_what_an_engine_is_tried_in_is_the_validations_alone(operator: JsonClient, model: Model) -> None:
+    asked = operator.post(VALIDATIONS, wish_of(model)).json()
+    validation = advance_validation(UUID(asked["id"]), "start", why="", actor="test", now=NOW)
+    trial = make_trial(validation, "torch", now=NOW)
+    address = f"/api/v1/deployments/{trial.pk}"
+    for refused in (operator.patch(address, {"replicas": 5}), operator.delete(address)):
+        assert refused.status_code == 409
+        assert "cancel the validation" in refused.json()["error"]["message"]
+    trial.refresh_from_db()
+    assert (trial.replicas, trial.status) == (1, "active")
+    end_trial(validation, now=NOW)
+    trial.refresh_from_db()
+    assert trial.status == "deleting"
 
 
 def test_one_at_a_time_of_a_model_on_an_engine(operator: JsonClient, model: Model) -> None:

@@ -249,7 +249,7 @@ def test_engine_that_does_not_start_fails_its_launch_and_leaves_nothing(stage: S
 def test_trial_that_somebody_deletes_fails_what_needed_it(stage: Stage) -> None:
     validation = stage.ask()
     stage.until(lambda: validation.checks.filter(name="golden", status="passed").exists(), "half done")
-    delete_deployment(Deployment.objects.get().pk, actor="user:test", now=clock.now())
+    delete_deployment(Deployment.objects.get().pk, actor="user:test", now=clock.now(), by_validation=True)
     ended = stage.end(validation)
     assert ended.status == "no_go"
     assert ended.checks.filter(status="failed", why__contains="gone").exists()

@@ -6,12 +6,12 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from exaserve_ops.dashboard.validations import curves_figure
+from exaserve_ops.dashboard.validations import curves_figure, searches_of
 from exaserve_ops.serving.models import Model
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
 from exaserve_ops.validation.models import Validation
-from exaserve_ops.validation.services import advance_validation, begin_check, record_finding
+from exaserve_ops.validation.services import advance_validation, begin_check, make_trial, record_finding
 from tests.dashboard.conftest import World
 from tests.fakes.world import NOW, make_node
 
@@ -164,6 +164,36 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
     figure = curves_figure(validation.checks.all())
     assert [line["x"] for line in figure["data"]] == [[16], [2048]], "what did not start has no point"
     assert {line["mode"] for line in figure["data"]} == {"markers"}
+
+
+def test_table_marks_the_nearest_setting_and_the_limits_that_are_broken(
+    operator: Client, validation: Validation
+) -> None:
+    row = {
+        "sequences": 16, "tokens": 0, "tokens_per_second": 812.0, "ttft_p95_seconds": 2.5,
+        "itl_seconds": 0.02, "memory": "", "needed_bytes": None, "why": "", "is_best": False,
+    }  # fmt: skip
+    far = row | {"sequences": 32, "ttft_p95_seconds": 9.0, "itl_seconds": 0.5}
+    details = {
+        "options": ["max_num_seqs"], "settings": [far, row], "skipped": [], "at_once": 32,
+        "ttft_limit_seconds": 2.0, "itl_limit_seconds": 0.1,
+    }  # fmt: skip
+    tuning = validation.checks.get(name="tuning")
+    record_finding(validation, tuning.position, Finding(PASSED, details=details), now=NOW)
+    page = text(operator, "validation", validation.pk)
+    assert page.count("Nearest to the limits") == 1
+    assert "over the limit of TTFT p95 and of time between tokens" in page
+    assert "over the limit of TTFT p95<" in page
+    [search] = searches_of(validation.checks.all())
+    assert [shown.is_nearest for shown in search.rows] == [False, True]
+
+
+def test_trial_is_not_deleted_from_its_page(operator: Client, validation: Validation) -> None:
+    trial = make_trial(validation, "torch", now=NOW)
+    form = {"generation": trial.generation, "reason": "in the way", "name": trial.name}
+    refused = operator.post(reverse("deployment_delete", args=[trial.pk]), form)
+    assert refused.status_code == 409
+    assert "cancel the validation" in refused.content.decode()
 
 
 def test_curves_have_a_line_for_each_engine_that_told_any(operator: Client, validation: Validation) -> None:

@@ -190,8 +190,8 @@ def scale_deployment(
 ) -> Deployment:
     """Change how many replicas are wanted. The same number again is no change.
 
-    Raises `InvalidInputError`, or `ConflictError` where the deployment is being deleted, or `StaleError`
-    where it is not at the generation that the caller had read.
+    Raises `InvalidInputError`, or `ConflictError` where it is being deleted or is a validation's, or
+    `StaleError` where it is not at the generation that the caller had read.
     """
     _check_number(replicas, "replicas")
     deployment = _lock(deployment_id, expected_generation)
@@ -213,18 +213,19 @@ def update_deployment(
     now: datetime,
     expected_generation: int | None = None,
     reason: str = "",
+    by_validation: bool = False,
 ) -> Deployment:
     """Change what `CHANGEABLE` names, in one step.
 
     Raises `InvalidInputError` for other fields (a new model or other engine options are another
-    deployment) and `ConflictError` as `scale_deployment` does.
+    deployment) and `ConflictError` as `scale_deployment` does. `by_validation`: the one that made it asks.
     """
     for name in changes:
         if name not in CHANGEABLE:
             raise InvalidInputError(name, f"cannot be changed; what can: {', '.join(sorted(CHANGEABLE))}")
     for name in BOUNDS.keys() & changes.keys():
         _check_number(changes[name], name)
-    deployment = _lock(deployment_id, expected_generation)
+    deployment = _lock(deployment_id, expected_generation, by_validation=by_validation)
     if changes.get("standbys_sleep"):
         _check_sleep(deployment.engine, deployment.engine_options, deployment.nodes_per_replica)
     before = _wish_of(deployment)
@@ -292,11 +293,16 @@ def delete_deployment(
     now: datetime,
     expected_generation: int | None = None,
     reason: str = "",
+    by_validation: bool = False,
 ) -> Deployment:
-    """Ask for the end of a deployment: its replicas are drained and stopped. Twice is harmless."""
+    """Ask for the end of a deployment: its replicas are drained and stopped. Twice is harmless.
+
+    Raises `ConflictError` for what a validation tries an engine in, unless `by_validation` itself.
+    """
     deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
     if deployment.status != ACTIVE:
         return deployment
+    _check_trial(deployment, by_validation=by_validation)
     _check_generation(deployment, expected_generation)
     return advance_deployment(deployment_id, "delete", actor=actor, now=now, reason=reason)
 
@@ -328,12 +334,22 @@ def subject_of(deployment: Deployment) -> Subject:
     return Subject("deployment", str(deployment.pk), deployment.name)
 
 
-def _lock(deployment_id: UUID, expected_generation: int | None) -> Deployment:
+def _lock(deployment_id: UUID, expected_generation: int | None, *, by_validation: bool = False) -> Deployment:
     deployment = Deployment.objects.select_for_update().get(pk=deployment_id)
     if deployment.status != ACTIVE:
         raise ConflictError(f"deployment '{deployment.name}' is {deployment.status}")
+    _check_trial(deployment, by_validation=by_validation)
     _check_generation(deployment, expected_generation)
     return deployment
+
+
+def _check_trial(deployment: Deployment, *, by_validation: bool) -> None:
+    """Refuse what would change a validation's figures under its hands."""
+    if is_private(deployment.served_name) and not by_validation:
+        raise ConflictError(
+            f"deployment '{deployment.name}' is what a validation tries an engine in, and only the validation"
+            " changes or deletes it: cancel the validation, and it is deleted by itself"
+        )
 
 
 def _check_sleep(engine: str, options: Mapping[str, Any], nodes: int) -> None:

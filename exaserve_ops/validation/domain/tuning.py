@@ -76,6 +76,14 @@ class Measured:
             self.ttft_p95_seconds / limits.ttft_seconds, (self.itl_seconds or 0.0) / limits.itl_seconds
         )
 
+    def broken(self, limits: Limits) -> tuple[str, ...]:
+        """The limits that it exceeds, as people call them."""
+        looked_at = (
+            ("TTFT p95", self.ttft_p95_seconds, limits.ttft_seconds),
+            ("time between tokens", self.itl_seconds, limits.itl_seconds),
+        )
+        return tuple(name for name, took, most in looked_at if took is not None and took > most)
+
 
 @dataclass(frozen=True, slots=True)
 class Ladders:
