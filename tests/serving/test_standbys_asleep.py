@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from uuid import UUID
 
 import pytest
 import redis
@@ -15,10 +16,14 @@ from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.routing.selectors import routes
+from exaserve_ops.serving.domain.reach import REACHED, WAITING, ReachVerdict
 from exaserve_ops.serving.domain.sleep import SleepWish, is_to_sleep, refusal
 from exaserve_ops.serving.models import Deployment, Model, Replica
-from exaserve_ops.serving.selectors import deployments_with_counts
+from exaserve_ops.serving.selectors import deployments_with_counts, wanted_of_node
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
+from exaserve_ops.serving.services.healing import Promotion, promote_standbys
+from exaserve_ops.serving.services.reach import record_reach
+from exaserve_ops.serving.services.sleep import nodes_of_awake_standbys
 from exaserve_ops.sessions.selectors.moves import takes_sessions
 from tests.dashboard.conftest import MemoryReader
 from tests.fakes.fleet import GIB, seen
@@ -37,6 +42,9 @@ ABLE = {"enable_sleep_mode": True}
 class SleepyFleet(Fleet):
     """Agents that put to sleep whom they are told to, and wake them when the test lets them."""
 
+    elders: set[UUID] | None = None
+    """If said, all others load for ever."""
+
     def beat(self) -> None:
         self.told = getattr(self, "told", {})
         self.sleep = getattr(self, "sleep", {})
@@ -48,6 +56,11 @@ class SleepyFleet(Fleet):
                 continue
             rows = Replica.objects.filter(node=node.node_id).exclude(status="stopped").order_by("name")
             node.beat(*(self._with_sleep(self._sighting(row)) for row in rows))
+
+    def _sighting(self, row: Replica) -> ReplicaObserved:
+        if self.elders is not None and row.wanted == "run" and row.pk not in self.elders:
+            return seen(row, ObservedState.LOADING)
+        return super()._sighting(row)
 
     def _with_sleep(self, sighting: ReplicaObserved) -> ReplicaObserved:
         known = sighting.replica_id
@@ -96,7 +109,9 @@ def one(role: str) -> Replica:
     return Replica.objects.get(role=role, wanted="run")
 
 
-def lose(fleet: Fleet, replica: Replica) -> None:
+def lose(fleet: SleepyFleet, replica: Replica) -> None:
+    """Take its node away; what is made for it since loads for as long as the test takes."""
+    fleet.elders = set(Replica.objects.values_list("pk", flat=True))
     fleet.leader.lose(str(replica.node_id))
     fleet.silent.add(str(replica.node_id))
 
@@ -155,6 +170,58 @@ def test_one_that_does_not_wake_makes_way_for_the_next_standby(fleet: SleepyFlee
     assert "woke" not in events_of(woken)
 
 
+def test_one_that_is_ready_again_before_the_sleeper_is_awake_serves_on(fleet: SleepyFleet) -> None:
+    deploy()
+    fleet.settle()
+    crashed, sleeper = one("serving"), one("standby")
+    fleet.states[str(crashed.pk)] = seen(crashed, ObservedState.BACKING_OFF, reason="killed")
+    fleet.settle()
+    assert (one("serving").pk, one("serving").sleep_state) == (sleeper.pk, WAKING)
+    del fleet.states[str(crashed.pk)]
+    fleet.settle()
+    assert one("serving").pk == crashed.pk, "it answers, and the other one does not yet"
+    assert "fell_asleep" not in events_of(crashed)
+    assert routes()[str(crashed.pk)].reached
+    back = Event.objects.filter(event="promoted").latest("pk")
+    assert back.reason == f"{sleeper.name} is not awake yet; this standby is"
+    sleeper.refresh_from_db()
+    assert (sleeper.role, sleeper.sleep_state) == ("standby", ASLEEP)
+
+
+def test_an_awake_standby_is_put_to_sleep_only_once_those_that_serve_are_reached(fleet: SleepyFleet) -> None:
+    deploy()
+    fleet.settle()
+    serving, standby = one("serving"), one("standby")
+
+    def is_told_to_sleep() -> bool:
+        assert standby.node_id is not None
+        wishes = {wish.replica_id: wish for wish in wanted_of_node(standby.node_id)}
+        return wishes[str(standby.pk)].asleep
+
+    Replica.objects.filter(pk=serving.pk).update(reach=WAITING)
+    assert is_told_to_sleep(), "who sleeps already sleeps on"
+    Replica.objects.filter(pk=standby.pk).update(sleep_state=AWAKE)
+    assert not is_told_to_sleep()
+    record_reach({serving.pk: ReachVerdict(REACHED)}, actor="system:test", now=clock.now())
+    assert is_told_to_sleep()
+    hints = nodes_of_awake_standbys([serving.deployment_id])
+    assert hints == [("node", standby.node_id)], "its agent is told without waiting for the next resync"
+
+
+def test_a_promotion_that_was_overtaken_changes_nothing(fleet: SleepyFleet) -> None:
+    deploy()
+    fleet.settle()
+    serving, standby = one("serving"), one("standby")
+    late = [Promotion(standby.pk, serving.pk, "it was gone")]
+    assert promote_standbys(late, actor="system:test", now=clock.now()) == [
+        f"{serving.name} serves, or is replaced already"
+    ]
+    Replica.objects.filter(pk=serving.pk).update(sleep_state=WAKING)
+    [why] = promote_standbys(late, actor="system:test", now=clock.now())
+    assert "would answer no sooner" in why
+    assert (one("serving").pk, one("standby").pk) == (serving.pk, standby.pk)
+
+
 def test_an_awake_standby_is_taken_before_one_that_sleeps(fleet: SleepyFleet) -> None:
     deployment = deploy(standbys=2)
     fleet.settle()
@@ -183,6 +250,7 @@ def test_standbys_are_woken_when_they_are_to_stay_awake(fleet: SleepyFleet) -> N
         ({"standbys_sleep": False}, False),
         ({"stands_by": False}, False),
         ({"options": {}}, False),
+        ({"is_relied_on": True}, False),
         ({"engine": "torch"}, False),
         ({"engine": "vllm"}, True),
         ({"engine": "sglang"}, False),

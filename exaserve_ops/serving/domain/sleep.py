@@ -25,10 +25,14 @@ class SleepWish:
     engine: str
     options: Mapping[str, object]
     """Of its own release, which may be another one than its deployment's."""
+    is_relied_on: bool = False
+    """It is awake, while one that serves still wakes or is not reached yet: it is the first to step in."""
 
 
 def is_to_sleep(wish: SleepWish) -> bool:
     """Whether a replica is to sleep once it is ready."""
+    if wish.is_relied_on:
+        return False
     return wish.standbys_sleep and wish.stands_by and sleeping.can_sleep(wish.engine, wish.options)
 
 

@@ -18,6 +18,7 @@ _WORST_FIRST = (
     states.PLACED,
     states.STARTING,
     states.LOADING,
+    states.READY,  # and asleep or waking: it was a standby itself
 )
 
 
@@ -28,7 +29,8 @@ def plan_promotions(
 
     Returns the promotions, and the replicas with their roles as they are after them. The one that is
     stood down stays: healed, it is the next standby. One whose replacement is on its way (`covered`)
-    has its place taken already, by that replacement.
+    has its place taken already, by that replacement. One that serves and still wakes makes way for a
+    standby that is awake, as the one that it stood in for may be again.
     """
     kept = tuple(kept)
     # While the one that makes way in a rollout serves on, nobody is missing.
@@ -45,17 +47,24 @@ def plan_promotions(
     promotions: list[Promote] = []
     roles: dict[str, str] = {}
     for absent, standby in zip(missing, ready, strict=False):
-        is_there = "is woken" if standby.sleeps else "is ready"
-        why = f"{absent.name} is {absent.status.replace('_', ' ')}; this standby {is_there}"
-        promotions.append(Promote(standby.id, absent.id, why))
+        if absent.status == states.READY and standby.sleeps:
+            continue  # it would answer no sooner
+        promotions.append(Promote(standby.id, absent.id, _why(standby, absent)))
         roles |= {standby.id: SERVING, absent.id: STANDBY}
     return promotions, tuple(replace(r, role=roles[r.id]) if r.id in roles else r for r in kept)
+
+
+def _why(standby: ReplicaFacts, absent: ReplicaFacts) -> str:
+    if absent.status == states.READY:
+        return f"{absent.name} is not awake yet; this standby is"
+    is_there = "is woken" if standby.sleeps else "is ready"
+    return f"{absent.name} is {absent.status.replace('_', ' ')}; this standby {is_there}"
 
 
 def _is_missing(replica: ReplicaFacts, snapshot: DeploymentSnapshot) -> bool:
     if replica.status == states.UNREACHABLE and snapshot.healing.frozen:
         return False  # perhaps it is we who do not see it
-    return replica.status != states.READY
+    return replica.status != states.READY or replica.sleeps
 
 
 def _is_suspect(replica: ReplicaFacts) -> bool:

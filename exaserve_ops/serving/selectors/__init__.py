@@ -25,7 +25,7 @@ from exaserve_ops.serving.domain.facts import (
 from exaserve_ops.serving.domain.healing import LIMITED_CAUSES
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
-from exaserve_ops.serving.domain.sleep import ASLEEP
+from exaserve_ops.serving.domain.sleep import ASLEEP, AWAKE
 from exaserve_ops.serving.models import Deployment, Release, Replica, ReplicaMember
 from exaserve_ops.serving.selectors.members import member_nodes
 from exaserve_ops.serving.selectors.rooms import (
@@ -175,6 +175,7 @@ def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
     if not kept.filter(standby).exists():
         return None
     absent = ~Q(status__in=(states.READY, states.STOPPED))
+    absent |= Q(role=Replica.Role.SERVING, status=states.READY) & ~Q(sleep_state=AWAKE)
     rows = kept.filter(standby | absent | Q(replaces__isnull=False)).exclude(status=states.STOPPED)
     rows = rows.select_related("node__failure_domain__parent").prefetch_related(
         "members__node__failure_domain__parent"

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from typing import Any
 from uuid import UUID
 
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.gang_rules import HEAD, order_of
 from exaserve_ops.serving.domain.observed import WantedMember, WantedReplica
-from exaserve_ops.serving.domain.sleep import SleepWish, is_to_sleep
+from exaserve_ops.serving.domain.reach import CLOSED
+from exaserve_ops.serving.domain.sleep import AWAKE, SleepWish, is_to_sleep
 from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Model, Replica, ReplicaMember
 from exaserve_ops.serving.selectors.members import KNOWN_TO_AGENTS, ONE_NODE, WAITS_TO_START, live_members
@@ -19,11 +20,21 @@ from exaserve_ops.serving.selectors.rooms import wish_of
 
 
 def wanted_of_node(node_id: UUID) -> tuple[WantedReplica, ...]:
-    """The whole wish of one node, ordered by replica, in five queries; who waits to start is left out."""
-    alone = _read(Replica.objects.filter(ONE_NODE, node=node_id, status__in=KNOWN_TO_AGENTS))
+    """The whole wish of one node, ordered by replica, in five queries; who waits to start is left out.
+
+    A sixth is made where standbys sleep.
+    """
+    rows = _read(Replica.objects.filter(ONE_NODE, node=node_id, status__in=KNOWN_TO_AGENTS))
+    alone = list(rows.exclude(WAITS_TO_START).prefetch_related("accelerators"))
+    short = _short_of_answers(alone)
     wanted = [
-        _wanted(replica, replica.wanted, tuple(sorted(a.uuid for a in replica.accelerators.all())))
-        for replica in alone.exclude(WAITS_TO_START).prefetch_related("accelerators")
+        _wanted(
+            replica,
+            replica.wanted,
+            tuple(sorted(a.uuid for a in replica.accelerators.all())),
+            is_relied_on=replica.deployment_id in short and replica.sleep_state == AWAKE,
+        )
+        for replica in alone
     ]
     return tuple(sorted([*wanted, *_of_members(node_id)], key=lambda one: one.replica_id))
 
@@ -35,6 +46,22 @@ def _read(replicas: QuerySet[Replica]) -> QuerySet[Replica]:
         .annotate(manifest_digest=F("release__model__manifest__digest"))
         .prefetch_related("release__model__files")
     )
+
+
+def _short_of_answers(replicas: Iterable[Replica]) -> set[UUID]:
+    """Deployments of sleeping standbys where one that serves is ready and is sent nothing yet."""
+    sleepy = {
+        one.deployment_id
+        for one in replicas
+        if one.role == Replica.Role.STANDBY and one.deployment.standbys_sleep
+    }
+    if not sleepy:
+        return set()
+    serving = Replica.objects.filter(
+        deployment__in=sleepy, role=Replica.Role.SERVING, wanted=Replica.Wanted.RUN, status=states.READY
+    )
+    closed = serving.filter(~Q(sleep_state=AWAKE) | Q(reach__in=CLOSED))
+    return set(closed.values_list("deployment_id", flat=True))
 
 
 def _of_members(node_id: UUID) -> Iterable[WantedReplica]:
@@ -91,6 +118,8 @@ def _wanted(
     wanted: str,
     accelerator_uuids: tuple[str, ...],
     member: WantedMember | None = None,
+    *,
+    is_relied_on: bool = False,
 ) -> WantedReplica:
     deployment = replica.deployment
     release = replica.release
@@ -124,6 +153,7 @@ def _wanted(
                 and replica.wanted == Replica.Wanted.RUN,
                 release.engine,
                 options,
+                is_relied_on,
             )
         ),
     )

@@ -65,8 +65,11 @@ def _why_no_swap(standby: Replica, absent: Replica) -> str:
     ready = standby.role == Replica.Role.STANDBY and standby.status == states.READY
     if not ready or standby.wanted != Replica.Wanted.RUN:
         return f"{standby.name} is no ready standby any more"
-    if absent.role != Replica.Role.SERVING or absent.status == states.READY:
+    is_ready = absent.status == states.READY
+    if absent.role != Replica.Role.SERVING or (is_ready and not absent.sleep_state):
         return f"{absent.name} serves, or is replaced already"
+    if is_ready and standby.sleep_state:
+        return f"{standby.name} sleeps, and would answer no sooner than {absent.name}, which wakes"
     return ""
 
 

@@ -20,7 +20,7 @@ from exaserve_ops.serving.models import Replica, ReplicaMember
 from exaserve_ops.serving.selectors.members import ONE_NODE
 from exaserve_ops.serving.services.gangs import hold_of, observe_member
 from exaserve_ops.serving.services.replicas import Move, advance_row, await_reach, hints_of, subject_of
-from exaserve_ops.serving.services.sleep import note_sleep
+from exaserve_ops.serving.services.sleep import nodes_of_awake_standbys, note_sleep
 
 
 @transaction.atomic
@@ -102,6 +102,7 @@ def _observe(
     happenings += slept
     if turned:
         hints += [("routes", replica.pk), ("deployment", replica.deployment_id)]
+        hints += nodes_of_awake_standbys([replica.deployment_id])
     event = _event_of(seen, replica)
     if REPLICA.allows(replica.status, event):
         if seen.stalled:

@@ -14,6 +14,7 @@ from exaserve_ops.serving.domain.lifecycle import READY
 from exaserve_ops.serving.domain.reach import CLOSED, ReachVerdict
 from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.replicas import subject_of
+from exaserve_ops.serving.services.sleep import nodes_of_awake_standbys
 
 
 @transaction.atomic
@@ -34,5 +35,6 @@ def record_reach(verdicts: Mapping[UUID, ReachVerdict], *, actor: str, now: date
     Replica.objects.bulk_update(rows, ["reach", "unroutable_reason"])
     record_events(happenings, actor=actor, now=now)
     ring_all([("deployment", pk) for pk in changed])
+    ring_all(nodes_of_awake_standbys(changed))
     if rows:
         ring("routes", "all")

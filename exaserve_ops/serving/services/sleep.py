@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
+from uuid import UUID
 
 from exaserve_ops.audit.services import Happening, Subject
 from exaserve_ops.serving.domain import lifecycle as states
@@ -31,6 +33,20 @@ def note_sleep(replica: Replica, seen: ObservedReplica, now: datetime) -> tuple[
     elif before == WAKING and after == AWAKE and seen.state == states.READY and seen.woke_in_seconds:
         happenings.append(_happened(replica, "woke", f"in {seen.woke_in_seconds:.1f} s"))
     return happenings, (before == AWAKE) != (after == AWAKE)
+
+
+def nodes_of_awake_standbys(deployment_ids: Collection[UUID]) -> list[tuple[str, object]]:
+    """Hints for the nodes whose awake standbys may sleep, or not, by what became of one that serves."""
+    awake = Replica.objects.filter(
+        deployment__in=deployment_ids,
+        deployment__standbys_sleep=True,
+        role=Replica.Role.STANDBY,
+        wanted=Replica.Wanted.RUN,
+        status=states.READY,
+        sleep_state=AWAKE,
+    )
+    nodes = awake.exclude(node=None).order_by("node").values_list("node", flat=True).distinct()
+    return [("node", node) for node in nodes]
 
 
 def _happened(replica: Replica, event: str, reason: str) -> Happening:
