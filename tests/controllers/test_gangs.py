@@ -22,7 +22,7 @@ from exaserve_ops.serving.services.deployments import delete_deployment, scale_d
 from exaserve_ops.serving.services.observations import record_observations
 from exaserve_ops.serving.services.replicas import restart_replica, retire_lost_node
 from tests.fakes.fleet import GIB
-from tests.fakes.gang_fleet import GangFleet
+from tests.fakes.gang_fleet import GangFleet, GangNode
 from tests.fakes.leader import leading
 
 pytestmark = pytest.mark.django_db
@@ -118,8 +118,10 @@ def test_half_a_start_is_ended_when_its_time_is_up(fleet: GangFleet) -> None:
     replica = fleet.until("loading")
     Replica.objects.filter(pk=replica.pk).update(gang_ready_by=clock.now() - timedelta(seconds=1))
     replica = fleet.until("backing_off")
-    assert "not all ready after" in replica.reason
-    assert "member 0 of 2: loading" in replica.reason
+    # From the event: the pause may be over by now, and then it says what the next start waits for.
+    told = Event.objects.get(event="seen_backing_off", subject_id=str(replica.pk)).reason
+    assert "not all ready after" in told
+    assert "member 0 of 2: loading" in told
     fleet.round()
     assert [one.running for one in fleet.of(replica)] == [0, 0]
 
@@ -186,6 +188,51 @@ def test_scaling_and_deleting_end_all_members(fleet: GangFleet) -> None:
     assert deployment.status == "deleted"
     assert not any(one.running for one in fleet.nodes)
     assert not ReplicaMember.objects.filter(ended_at=None).exists()
+
+
+@pytest.mark.parametrize(("exit_code", "head_state"), [(0, "ready"), (1, "stopping")])
+def test_a_part_that_ends_with_its_head_is_no_crash_of_what_is_let_go(
+    fleet: GangFleet, exit_code: int, head_state: str
+) -> None:
+    replica, other = _let_go(fleet)
+    replica.members.filter(number=0).update(state=head_state, generation=replica.generation)
+    other.die(exit_code)
+    fleet.round(fleet.of(replica)[0].node.name)
+    replica.refresh_from_db()
+    part = replica.members.get(number=1)
+    assert (replica.status, part.state) == ("stopping", "stopped")
+    assert part.reason == "ended with the whole, as it was told"
+    assert replica.reason.startswith("0 replicas are wanted")
+    assert replica.reason.endswith(f"; node {part.node.name}, member 1 of 2: {part.reason}")
+    fleet.rounds(3)
+    replica.refresh_from_db()
+    assert replica.status == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "words"), [(None, "killed by signal 9 after 4.0 s"), (1, "exited with code 1 after 4.0 s")]
+)
+def test_a_part_that_crashes_while_the_whole_is_let_go_is_named(
+    fleet: GangFleet, exit_code: int | None, words: str
+) -> None:
+    replica, other = _let_go(fleet)
+    other.die(exit_code)
+    fleet.round(fleet.of(replica)[0].node.name)
+    replica.refresh_from_db()
+    assert replica.members.get(number=1).state == "failed"
+    assert replica.reason.startswith("0 replicas are wanted")
+    assert replica.reason.endswith(f"; node {other.node.name}, member 1 of 2: {words}")
+
+
+def _let_go(fleet: GangFleet) -> tuple[Replica, GangNode]:
+    """A replica that drains, and the node of its second member."""
+    deployment = fleet.deploy()
+    replica = fleet.until("ready")
+    scale_deployment(deployment.pk, replicas=0, actor="user:x", now=clock.now())
+    fleet.leader.work()
+    replica.refresh_from_db()
+    assert replica.status == "draining"
+    return replica, fleet.of(replica)[1]
 
 
 def test_given_up_it_is_started_again_by_a_person_with_a_new_epoch(fleet: GangFleet) -> None:

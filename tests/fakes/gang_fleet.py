@@ -26,6 +26,8 @@ class GangNode:
     launched: dict[int, int] = field(default_factory=dict)
     """Attempt by epoch."""
     died: set[int] = field(default_factory=set)
+    exit_code: int | None = None
+    """With which it ended by itself; `None`: by a signal."""
     is_stuck: bool = False
     forgotten: bool = False
 
@@ -35,8 +37,9 @@ class GangNode:
         assert self.spec.member is not None
         return self.spec.member
 
-    def die(self) -> None:
-        """Its process is killed."""
+    def die(self, exit_code: int | None = None) -> None:
+        """Its process is killed, or exits."""
+        self.exit_code = exit_code
         self.died.add(self.running)
         self.running = 0
 
@@ -64,13 +67,14 @@ class GangNode:
     def _seen(self, spec: ReplicaSpec, member: GangMember) -> ReplicaObserved:
         is_head = member.number == 0 and bool(self.running)
         attempt = max(self.launched.values(), default=0)
-        ended = ExitInfo(attempt=attempt, signal=9, duration_seconds=4.0) if self.died else None
+        signal = 9 if self.exit_code is None else None
+        ended = ExitInfo(attempt=attempt, code=self.exit_code, signal=signal, duration_seconds=4.0)
         return ReplicaObserved(
             replica_id=spec.replica_id,
             generation=spec.generation,
             state=self._state(spec, member),
             attempt=attempt,
-            last_exit=ended,
+            last_exit=ended if self.died else None,
             pid=4242 if self.running else None,
             address="127.0.0.1:41000" if is_head else "",
             rendezvous="127.0.0.1:41001" if is_head else "",

@@ -29,6 +29,8 @@ from exaserve_ops.serving.selectors.members import gang_facts
 from exaserve_ops.serving.selectors.wishes import hands_over
 from exaserve_ops.serving.services.replicas import Move, advance_row, hints_of, subject_of
 
+ENDED_AS_TOLD = "ended with the whole, as it was told"
+
 
 @dataclass(frozen=True, slots=True)
 class SettledGang:
@@ -91,7 +93,8 @@ def take_step(replica: Replica, step: GangStep, now: datetime) -> list[Happening
         case StopRest():
             replica.wanted = Replica.Wanted.STOP
             replica.generation += 1
-            return _move(replica, "stop", step.why, now)
+            # Why it was let go stays told: a part that ended on the way is no reason of its own.
+            return _move(replica, "stop", "; ".join(filter(None, (replica.reason, step.why))), now)
 
 
 def _begin(replica: Replica, step: Begin, now: datetime) -> list[Happening]:
@@ -130,6 +133,8 @@ def observe_member(
         head_ended=members[HEAD].ended_at is not None,
     )
     member.state, member.reason = seen.state, seen.reason
+    if member.number != HEAD and _ended_as_told(replica, members[HEAD], seen):
+        member.state, member.reason = states.STOPPED, ENDED_AS_TOLD
     member.epoch, member.generation, member.attempt = seen.epoch, seen.generation, seen.attempt
     member.pid, member.held_by_pids = seen.pid, list(seen.held_by_pids)
     if member.number == HEAD:
@@ -139,6 +144,20 @@ def observe_member(
     if let_go and is_gone and member.ended_at is None:
         member.ended_at, member.pid = now, None
     return _note_exit(replica, len(members), member, seen)
+
+
+def _ended_as_told(replica: Replica, head: ReplicaMember, seen: ObservedReplica) -> bool:
+    """Whether a part ended by itself because the whole is let go.
+
+    The others are to run until the head has ended, and mostly see its end before they are told of it: to
+    their agents that looks like a crash.
+    """
+    if replica.wanted == Replica.Wanted.RUN or seen.state != states.FAILED:
+        return False
+    ended = seen.last_exit
+    went_well = ended is not None and ended.attempt == seen.attempt and ended.code == 0
+    head_ends = head.generation >= replica.generation and head.state in (states.STOPPING, states.STOPPED)
+    return went_well or head_ends
 
 
 def _note_exit(replica: Replica, count: int, member: ReplicaMember, seen: ObservedReplica) -> list[Happening]:
