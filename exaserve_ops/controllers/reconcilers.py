@@ -50,6 +50,7 @@ from exaserve_ops.serving.selectors import (
 from exaserve_ops.serving.selectors.members import gangs_to_follow
 from exaserve_ops.serving.services.deployments import advance_deployment
 from exaserve_ops.serving.services.gangs import settle_gang
+from exaserve_ops.serving.services.handover import end_drain
 from exaserve_ops.serving.services.healing import (
     Promotion,
     make_replacement,
@@ -354,14 +355,22 @@ def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
         case Wait():
             record_wait(UUID(step.replica_id), step.why, actor=ACTOR, now=now)
         case LetGo():
-            let_go = give_way if step.successor else let_go_replica
-            let_go(UUID(step.replica_id), step.event, why=step.why, actor=ACTOR, now=now)
+            _let_go(step, now)
         case FinishDeletion():
             advance_deployment(deployment_id, "emptied", actor=ACTOR, now=now, reason=step.why)
         case Replace() | Hold() | Quarantine():
             _heal(step, now)
         case Promote():
             raise AssertionError("promotions are carried out together")
+
+
+def _let_go(step: LetGo, now: datetime) -> None:
+    replica_id = UUID(step.replica_id)
+    if step.in_order:
+        end_drain(replica_id, why=step.why, actor=ACTOR, now=now)
+    else:
+        let_go = give_way if step.successor else let_go_replica
+        let_go(replica_id, step.event, why=step.why, actor=ACTOR, now=now)
 
 
 def _create(deployment_id: UUID, step: Create, now: datetime) -> None:

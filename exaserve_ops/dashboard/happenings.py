@@ -70,6 +70,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "cancel": "was cancelled before it ran",
         "exited": "exited",
         "handed_over": "has handed its sessions over",
+        "drain_ended": "has no more time to finish its requests",
         "departure_asked": "is being left by its sessions",
         "departure_withdrawn": "keeps its sessions after all",
         "stalled": "stalled",

@@ -11,6 +11,7 @@ import redis
 from django.db import connection
 
 from exaserve_ops.audit.models import Event
+from exaserve_ops.controllers.drains import DrainWatch
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services.drain import drain_node
 from exaserve_ops.lib import clock
@@ -24,6 +25,7 @@ from exaserve_ops.serving.services.replicas import restart_replica, retire_lost_
 from tests.fakes.fleet import GIB
 from tests.fakes.gang_fleet import GangFleet, GangNode
 from tests.fakes.leader import leading
+from workers.protocol.wish import WantedState
 
 pytestmark = pytest.mark.django_db
 
@@ -172,6 +174,39 @@ def test_node_that_is_emptied_is_left_by_the_whole_once_its_successor_answers(fl
     assert set(old.members.filter(ended_at=None)) == set()
     assert all(one.forgotten for one in fleet.of(old))
     assert promised().keys() == {"n2", "n3"}
+
+
+def test_node_whose_time_to_empty_is_up_is_left_in_order_the_head_first(fleet: GangFleet) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    head, other = fleet.of(replica)
+    Node.objects.exclude(name=other.node.name).update(cordoned=True)
+    node = Node.objects.get(name=other.node.name)
+    drain_node(node.pk, reason="update", actor="user:x", now=clock.now(), deadline_at=clock.now())
+    drains = DrainWatch(fleet.leader.queue)
+    for _ in range(8):
+        drains.step()
+        fleet.leader.work()
+        head.take_in()
+        if head.spec and head.spec.wanted is WantedState.DRAIN and head.spec.drain_seconds == 0:
+            break
+    else:
+        pytest.fail(f"the head was never told to end now: {head.spec}")
+    other.take_in()
+    assert other.running == 1, "the others run until the head has ended"
+    other.report()
+    drains.step()
+    node.refresh_from_db()
+    assert node.drain_status == "draining"
+    told = Event.objects.filter(event="drain_ended", subject_id=str(replica.pk))
+    assert [event.reason for event in told] == [f"the time to empty {node.name} is up"]
+    fleet.rounds(3)
+    replica.refresh_from_db()
+    drains.step()
+    node.refresh_from_db()
+    assert (replica.status, other.running, node.drain_status) == ("stopped", 0, "drained")
+    assert replica.reason == f"the time to empty {node.name} is up"
+    assert told.count() == 1
 
 
 def test_scaling_and_deleting_end_all_members(fleet: GangFleet) -> None:

@@ -247,13 +247,20 @@ def release(replica: ReplicaFacts, why: str) -> LetGo:
     return LetGo(replica.id, event, why)
 
 
-def plan_overdue(snapshot: DeploymentSnapshot) -> list[LetGo]:
+def plan_overdue(snapshot: DeploymentSnapshot, now: datetime) -> list[LetGo]:
     """What still ends its open requests on a node whose time to empty is up is stopped."""
     return [
-        LetGo(r.id, "stop", f"the time to empty {r.emptied.name} is up")
+        LetGo(r.id, "stop", f"the time to empty {r.emptied.name} is up", in_order=bool(r.others))
         for r in snapshot.replicas
         if r.status == states.DRAINING and r.wanted == "drain" and r.emptied and r.emptied.drain_is_over
+        if not (r.others and _is_out_of_time(r, now))
     ]
+
+
+def _is_out_of_time(replica: ReplicaFacts, now: datetime) -> bool:
+    """Whether its head is being ended already, and the others follow."""
+    until = replica.drain_deadline_at
+    return replica.is_handed_over and until is not None and until <= now
 
 
 def _make_way(replica: ReplicaFacts, ailment: Ailment, successor: ReplicaFacts) -> LetGo | None:

@@ -108,7 +108,7 @@ def make_plan(snapshot: DeploymentSnapshot, *, now: datetime) -> Plan:
     steps = (
         *promotions,
         *(_too_many(r, snapshot) for r in victims),
-        *plan_overdue(snapshot),
+        *plan_overdue(snapshot, now),
         *quarantines,
         *healed,
         *placed,

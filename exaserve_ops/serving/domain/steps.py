@@ -54,6 +54,8 @@ class LetGo:
     why: str
     successor: str = ""
     """Id of the release of a replica that is made in the same moment, and takes its place; empty: none is."""
+    in_order: bool = False
+    """It runs on several nodes and may have open requests: its head goes first, at once, then the others."""
 
 
 @dataclass(frozen=True, slots=True)

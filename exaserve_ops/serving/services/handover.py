@@ -33,3 +33,26 @@ def record_handover(replica_id: UUID, *, left_behind: int, reason: str, actor: s
         generation=replica.generation,
     )
     ring_all([*hints_of(replica, tells_node=True), ("routes", replica.pk)])
+
+
+@transaction.atomic
+def end_drain(replica_id: UUID, *, why: str, actor: str, now: datetime) -> None:
+    """Leave a draining replica over several nodes no more time: its head is ended now, then the others.
+
+    Were all told to stop at once, the head would lose the others in the middle of its open requests and
+    crash. Once; later calls change nothing.
+    """
+    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    until = replica.drain_deadline_at
+    is_over = replica.handed_over_at is not None and until is not None and until <= now
+    if replica.status != DRAINING or is_over:
+        return
+    replica.handed_over_at = replica.handed_over_at or now
+    # What is left for open requests is the time between the two: none.
+    replica.drain_deadline_at, replica.reason = replica.handed_over_at, why
+    replica.generation += 1
+    replica.save(update_fields=["handed_over_at", "drain_deadline_at", "reason", "generation"])
+    record_event(
+        subject_of(replica), "drain_ended", actor=actor, now=now, reason=why, generation=replica.generation
+    )
+    ring_all([*hints_of(replica, tells_node=True), ("routes", replica.pk)])
