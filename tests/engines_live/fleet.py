@@ -42,7 +42,7 @@ VLLM_OPTIONS: dict[str, Any] = {
 }
 """In float32 engines give the same tokens, but for what rounding makes of a tie."""
 DRAIN_SECONDS = 600
-SHORT: dict[str, Any] = {"turns": 6, "words": 8, "talkers": 2, "continues": True}
+SHORT: dict[str, Any] = {"turns": 6, "words": 8, "talkers": 2}
 """Conversations by few enough talkers for engines of one thread."""
 
 Json = dict[str, Any]
@@ -121,10 +121,12 @@ class EngineFleet:
         return found
 
     # -- talking ----------------------------------------------------------------------------------------
-    def load(self, deployment: str) -> Load:
+    def load(self, deployment: str, *, continues: bool = False) -> Load:
         """Conversations with a deployment that begin on entering."""
         summary = self.run.summary()
-        return Load(summary["gateway_url"], summary["api_token"], model=deployment, **SHORT)
+        return Load(
+            summary["gateway_url"], summary["api_token"], model=deployment, continues=continues, **SHORT
+        )
 
     def gateway(self) -> httpx.Client:
         """A client of the gateway, signed in."""

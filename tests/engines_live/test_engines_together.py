@@ -135,7 +135,7 @@ def test_vllm_is_scaled_up_under_load(fleet: EngineFleet, figures: Figures) -> N
 
 def test_killed_core_is_seen_and_the_replica_restarted_as_one(fleet: EngineFleet, figures: Figures) -> None:
     fleet.have(VLLM, 2)
-    with fleet.load(VLLM) as load:
+    with fleet.load(VLLM, continues=True) as load:
         fleet.until_routed(load, {row["id"] for row in fleet.replicas(VLLM)})
         victim = fleet.replicas(VLLM)[0]
         group = fleet.kill_core(victim["id"])
@@ -174,7 +174,9 @@ def test_stream_of_a_replica_that_is_drained_ends_whole(
         text = stream.whole()
     ended_at = clock.now()
     gone_seconds = fleet.wait_until(
-        lambda: fleet.replica(stream.replica)["status"] == "stopped", "it has ended"
+        lambda: fleet.replica(stream.replica)["status"] == "stopped",
+        "its successor is ready and it has ended",
+        seconds=START_SECONDS,
     )
     deadline = datetime.fromisoformat(fleet.replica(stream.replica)["drain_deadline_at"])
     drained_seconds = (ended_at - (deadline - timedelta(seconds=DRAIN_SECONDS))).total_seconds()
