@@ -112,7 +112,7 @@ def _settings_of(rows: Sequence[Mapping[str, Any]], limits: Limits) -> tuple[Sho
     )
 
 
-def curves_figure(checks: Iterable[ValidationCheck]) -> Figure:
+def curves_figure(checks: Iterable[ValidationCheck], *, columns: int = 2) -> Figure:
     """Ramps of requests at once and of context; and what each tried setting brought, where any was."""
     rows = list(checks)
     engines = list(dict.fromkeys(row.engine for row in rows if row.engine))
@@ -130,7 +130,7 @@ def curves_figure(checks: Iterable[ValidationCheck]) -> Figure:
             ("Tokens a second, by most requests at once tried", tried, "sequences", "tokens_per_second", ""),
             ("Tokens a second, by most tokens in a step tried", tried, "tokens", "tokens_per_second", ""),
         ]
-    grid = (len(panels) + 1) // 2
+    grid = (-(-len(panels) // columns), columns)
     figure: Figure = {"data": [], "layout": {"showlegend": False, "annotations": []}}
     for number, (title, told, across, up, suffix) in enumerate(panels):
         _add_panel(figure, number, title, suffix, grid)
@@ -139,6 +139,10 @@ def curves_figure(checks: Iterable[ValidationCheck]) -> Figure:
             if points:
                 mode = "markers" if told is tried else "lines+markers"
                 figure["data"].append(_line(engine, points, (across, up), number, colour) | {"mode": mode})
+        values = {point.get(across) for points in told.values() for point in points}
+        if len(values) == 1:  # one point has no scale, and Plotly would make one up
+            axis = figure["layout"]["xaxis" + ("" if number == 0 else str(number + 1))]
+            axis |= {"tickmode": "array", "tickvals": list(values)}
     return figure if figure["data"] else {"data": [], "layout": {}}
 
 
@@ -147,13 +151,16 @@ def _answered(check: ValidationCheck) -> list[Mapping[str, Any]]:
     return [row for row in check.details.get("settings", ()) if not row["why"]]
 
 
-def _add_panel(figure: Figure, number: int, title: str, suffix: str, grid: int) -> None:
-    column, row = number % 2, number // 2
+def _add_panel(figure: Figure, number: int, title: str, suffix: str, grid: tuple[int, int]) -> None:
+    """Add the axes and the title of a panel in a grid of rows and columns."""
+    rows, columns = grid
+    row, column = divmod(number, columns)
     name = "" if number == 0 else str(number + 1)
     # Between the rows there is room for ticks, and for the title of the next one.
-    pitch = 1.16 / grid
-    left, bottom, height = column * 0.55, (grid - 1 - row) * pitch, pitch * 0.62
-    figure["layout"][f"xaxis{name}"] = {"domain": [left, left + 0.45], "anchor": f"y{name}", "nticks": 6}
+    pitch = 1 / (rows - 1 + 0.62)
+    bottom, height = (rows - 1 - row) * pitch, pitch * 0.62
+    left, width = (column * 0.55, 0.45) if columns > 1 else (0.0, 1.0)
+    figure["layout"][f"xaxis{name}"] = {"domain": [left, left + width], "anchor": f"y{name}", "nticks": 6}
     figure["layout"][f"yaxis{name}"] = {
         "domain": [bottom, bottom + height],
         "anchor": f"x{name}",

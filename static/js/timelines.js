@@ -9,6 +9,7 @@ const PAD = 3;
 const GUTTER = 64; // for the words of the scale, so that no line runs through them
 const EDGE = 20;
 const TICKS = [5, 10, 15, 30, 60, 120, 240, 360];
+const DOT = "m-1.5,0a1.5,1.5 0 1,0 3,0a1.5,1.5 0 1,0 -3,0";
 const TICK_PX = 64;
 const CLOCK = { hour: "2-digit", minute: "2-digit", hourCycle: "h23" };
 const THIN = "\u202f";
@@ -137,14 +138,15 @@ class Timelines {
     part.plot.replaceChildren(svg);
   }
 
-  // Lines part where a minute is missing; a lone minute is a dot.
+  // Lines part where a minute is missing; a lone minute is a small ring.
   path(line, y, className) {
     const parts = [];
     let begun = false;
     line.values.forEach((value, index) => {
       if (value === null) { begun = false; return; }
       const place = `${this.x(index).toFixed(1)},${y(value).toFixed(1)}`;
-      parts.push(begun ? `L${place}` : `M${place}h0.01`);
+      const isLone = !begun && (line.values[index + 1] ?? null) === null;
+      parts.push(begun ? `L${place}` : isLone ? `M${place}${DOT}` : `M${place}`);
       begun = true;
     });
     return make("path", { class: `trace ${className}`, d: parts.join("") });
@@ -166,6 +168,13 @@ class Timelines {
       for (const part of this.parts) part.plot.firstChild.prepend(make("line", { class: "grid", x1: x, x2: x, y1: 0, y2: HEIGHT }));
       if (x <= this.width - EDGE) svg.append(make("text", { class: "scale", x, y: 12, "text-anchor": "middle" }, at.toLocaleTimeString([], CLOCK)));
     });
+    // A span too short for a round time has its ends named.
+    const last = this.data.at.length - 1;
+    const ends = svg.hasChildNodes() ? [] : last > 0 ? [[0, "start"], [last, "end"]] : [[last, "middle"]];
+    for (const [index, anchor] of ends) {
+      const words = new Date(this.data.at[index]).toLocaleTimeString([], CLOCK);
+      svg.append(make("text", { class: "scale", x: this.x(index), y: 12, "text-anchor": anchor }, words));
+    }
     this.axis.querySelector(".timeline-plot").replaceChildren(svg);
   }
 

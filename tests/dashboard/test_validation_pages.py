@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from django.test import Client
 from django.urls import reverse
@@ -164,6 +166,13 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
     figure = curves_figure(validation.checks.all())
     assert [line["x"] for line in figure["data"]] == [[16], [2048]], "what did not start has no point"
     assert {line["mode"] for line in figure["data"]} == {"markers"}
+    assert figure["layout"]["xaxis5"]["tickvals"] == [16], "one value has one tick"
+    narrow = curves_figure(validation.checks.all(), columns=1)["layout"]
+    panels = [narrow[f"yaxis{number}"]["domain"] for number in ("", *range(2, 7))]
+    assert narrow["xaxis2"]["domain"] == [0.0, 1.0]
+    assert all(upper[0] > lower[1] for upper, lower in pairwise(panels)), "no panel is over another"
+    assert panels[0][1] <= 1
+    assert panels[-1][0] == 0
 
 
 def test_table_marks_the_nearest_setting_and_the_limits_that_are_broken(

@@ -71,10 +71,11 @@ def validation_progress(request: HttpRequest, validation_id: UUID) -> HttpRespon
 
 @require_safe
 @requires("validation.view_validation")
-def validation_figure(request: HttpRequest, validation_id: UUID) -> HttpResponse:  # noqa: ARG001 - Django's signature
-    """Answer the curves of its ramps, as a Plotly figure."""
+def validation_figure(request: HttpRequest, validation_id: UUID) -> HttpResponse:
+    """Answer the curves of its ramps, as a Plotly figure of `?columns=` columns."""
     found = get_object_or_404(Validation, pk=validation_id)
-    return JsonResponse(curves_figure(found.checks.all()))
+    columns = 1 if request.GET.get("columns") == "1" else 2
+    return JsonResponse(curves_figure(found.checks.all(), columns=columns))
 
 
 @require_safe
