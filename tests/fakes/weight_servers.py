@@ -33,7 +33,9 @@ class FileServer:
     status: int = 0
     """Answered to everything instead."""
     break_after_bytes: int = 0
-    """Closes the connection in the middle of a body."""
+    """Closes the connection in the middle of a longer body."""
+    hangs_up: bool = False
+    """Closes each connection after one answer, without having said so."""
     bytes_per_second: float = 0.0
     """Of each body; 0: as fast as it goes."""
     asked: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
@@ -116,12 +118,18 @@ class FileServer:
         for name, value in (extra or {}).items():
             request.send_header(name, value)
         request.end_headers()
-        if self.break_after_bytes and status < 400:
+        if 0 < self.break_after_bytes < len(body) and status < 400:
             request.wfile.write(body[: self.break_after_bytes])
-            request.close_connection = True
-            request.connection.close()
+            self._hang_up(request)
             return
         self._write(request, body)
+        if self.hangs_up:
+            self._hang_up(request)
+
+    @staticmethod
+    def _hang_up(request: BaseHTTPRequestHandler) -> None:
+        request.close_connection = True
+        request.connection.close()
 
     def _write(self, request: BaseHTTPRequestHandler, body: bytes) -> None:
         for start in range(0, len(body), _CHUNK_BYTES):

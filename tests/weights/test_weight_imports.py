@@ -243,6 +243,16 @@ def test_a_hub_that_stumbles_in_the_middle_is_asked_on(store: Store, model: Weig
     assert store.is_right(model)
 
 
+def test_a_hub_that_hangs_up_after_each_answer_without_saying_so_is_no_fault(
+    store: Store, model: Weights
+) -> None:
+    with serving(HubServer(dict(model.contents), hangs_up=True)) as hub:
+        order = order_of(hub)
+        store.take_in(order)
+        assert store.findings(order).manifest_digest == model.digest
+        assert len(hub.asked_for("api/models/o/n/revision")) <= 2
+
+
 def test_bytes_that_are_not_those_that_the_hub_names_are_refused(store: Store, model: Weights) -> None:
     path = next(path for path in model.contents if path.endswith(".safetensors"))
     with serving(HubServer(dict(model.contents), lies={path: "ab" * 32})) as hub:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import urllib3
-from urllib3.exceptions import HTTPError
+from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError
 
 from workers.weights.sources.answers import refusal, words
 from workers.weights.sources.guard import ForbiddenPlaceError, pool_manager
@@ -70,11 +70,20 @@ class WebClient:
             raise RefusedError(f"{what}: the server sends on to another one for its own answers")
         asked = {**self._headers, "Accept-Encoding": "identity", **headers}
         try:
-            return self._pool.request("GET", url, headers=asked, preload_content=False)
+            return self._ask(url, asked)
         except ForbiddenPlaceError as error:
             raise RefusedError(f"{what}: {error}") from error
         except HTTPError as error:
             raise SourceError(f"{what}: {words(error)}") from error
+
+    def _ask(self, url: str, headers: Mapping[str, str]) -> urllib3.BaseHTTPResponse:
+        try:
+            return self._pool.request("GET", url, headers=headers, preload_content=False)
+        except MaxRetryError as error:
+            if not isinstance(error.reason, ProtocolError):
+                raise
+            # Servers close connections that were kept open just when they are used again; a new one tells.
+            return self._pool.request("GET", url, headers=headers, preload_content=False)
 
     def _decoded(self, answer: urllib3.BaseHTTPResponse, what: str) -> Any:  # noqa: ANN401 - what a server says
         parts, length = [], 0
