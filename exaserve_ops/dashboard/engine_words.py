@@ -6,16 +6,12 @@ What it does not tell is a row without text, and the page says so: to be silent 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from exaserve_ops.dashboard.sleep_words import SleepSight, sleep_words
 from exaserve_ops.dashboard.wording import MISSING, bounded, byte_size, duration, number, percent
 
-_SLEEP = {
-    "awake": "awake",
-    "weights_offloaded": "asleep, weights in host memory",
-    "discard_all": "asleep, weights and KV given up",
-}
 _OUTCOMES = {
     "stop": "finished",
     "length": "reached their limit",
@@ -42,10 +38,10 @@ class ToldRow:
 _NOTHING_CAME = "no request in the last seconds, or not told"
 
 
-def told_of(load: Mapping[str, Any]) -> list[ToldRow]:
+def told_of(load: Mapping[str, Any], sleep: SleepSight) -> list[ToldRow]:
     """Rows for a replica's load; none where nothing is known of it at all."""
     if not load:
-        return []
+        return [_sleep(sleep)] if sleep.state else []
     return [
         _quantiles("In the queue, p95", load, "queue"),
         _quantiles("Between tokens, p95", load, "itl"),
@@ -53,13 +49,17 @@ def told_of(load: Mapping[str, Any]) -> list[ToldRow]:
         _waiting(load),
         _capacity(load),
         *_cached(load),
-        ToldRow("Sleep", _SLEEP.get(load.get("sleep_state", ""), load.get("sleep_state", ""))),
+        _sleep(replace(sleep, told=load.get("sleep_state", ""))),
         _preemptions(load),
         _outcomes(load),
         _outer_cache(load),
         *_connector(load),
         *_models(load),
     ]
+
+
+def _sleep(sight: SleepSight) -> ToldRow:
+    return ToldRow("Sleep", *sleep_words(sight), silence="not known while it is not ready")
 
 
 def _or_nothing(text: str) -> str:

@@ -15,9 +15,11 @@ from django.http import QueryDict
 from exaserve_ops.audit.models import Event
 from exaserve_ops.audit.selectors import events_of
 from exaserve_ops.dashboard.ports import live_reader
+from exaserve_ops.dashboard.sleep_words import SleepSight
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.domain import lifecycle as states
+from exaserve_ops.serving.domain import sleep
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Replica, ReplicaMember
 from exaserve_ops.serving.selectors.members import on_node
@@ -107,6 +109,20 @@ def leaving_of(replica: Replica) -> LeavingReplica | None:
 def members_of(replica: Replica) -> list[ReplicaMember]:
     """The parts of a replica, if it runs on several nodes."""
     return list(replica.members.select_related("node")) if replica.node_count > 1 else []
+
+
+def sleep_of(replica: Replica) -> SleepSight:
+    """Whether a replica sleeps, as recorded; what its engine tells is not in it."""
+    release, deployment = replica.release, replica.deployment
+    stands_by = replica.role == Replica.Role.STANDBY
+    return SleepSight(
+        state=replica.sleep_state,
+        since=replica.sleep_since,
+        answers=replica.status in (states.READY, states.DRAINING),
+        is_to_sleep=stands_by and deployment.standbys_sleep,
+        note=replica.sleep_note,
+        refusal=sleep.refusal(release.engine, release.engine_options, nodes=replica.node_count),
+    )
 
 
 def replicas_with_places() -> QuerySet[Replica]:

@@ -23,7 +23,7 @@ from exaserve_ops.serving.services.deployments import (
     delete_deployment,
     update_deployment,
 )
-from exaserve_ops.serving.services.options import check_engine, check_options
+from exaserve_ops.serving.services.options import check_engine, check_options, check_parts
 from exaserve_ops.serving.services.releases import ReleaseWish, adopt_release, find_or_create_release
 from exaserve_ops.serving.services.replicas import replace_replica
 from exaserve_ops.validation.domain import lifecycle as states
@@ -70,7 +70,7 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
     model = Model.objects.select_for_update().filter(pk=wish.model_id).first()
     if model is None:
         raise InvalidInputError("model", "no such model is registered")
-    _check_wish(wish, reason)
+    _check_wish(wish, reason, model)
     live = Validation.objects.filter(
         model=model, status__in=VALIDATION.live, engines__overlap=list(wish.engines)
     )
@@ -103,7 +103,7 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
     return validation
 
 
-def _check_wish(wish: ValidationWish, reason: str) -> None:
+def _check_wish(wish: ValidationWish, reason: str, model: Model) -> None:
     if not reason.strip():
         raise InvalidInputError("reason", "say why; it stands in the history")
     if not 1 <= len(set(wish.engines)) <= MOST_ENGINES:
@@ -114,6 +114,7 @@ def _check_wish(wish: ValidationWish, reason: str) -> None:
         if engine not in wish.engines:
             raise InvalidInputError("engine_options", f"'{engine}' is not among the engines")
         check_options(engine, options, wish.accelerators_per_replica)
+        check_parts(engine, options, model)
     _check_nodes(wish.nodes)
     _check_bounds(wish)
 

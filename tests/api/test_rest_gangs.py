@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from exaserve_ops.inventory.models import Node
 from tests.fakes.gang_records import make_gang_of_two
 from tests.fakes.world import JsonClient, make_model, make_node
 
@@ -41,6 +42,11 @@ def test_deployment_is_made_planned_and_refused_with_its_field(operator: JsonCli
     too_deep = operator.post("/api/v1/deployments", wish | deep)
     assert too_deep.status_code == 400
     assert "tiny has 2 layers" in too_deep.content.decode()
+    Node.objects.update(engines=["torch", "vllm"])
+    uneven = {"engine": "vllm", "engine_options": {"tensor_parallel_size": 3}}
+    refused = operator.post("/api/v1/deployments", wish | uneven)
+    assert refused.status_code == 400
+    assert "tiny has 4 attention heads and 2 key-value heads" in refused.content.decode()
     made = operator.post("/api/v1/deployments", wish | {"nodes_per_replica": 2})
     assert made.status_code == 201, made.json()
     assert made.json()["nodes_per_replica"] == 2

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from exaserve_ops.audit.models import Event
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Model
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
@@ -137,3 +138,15 @@ def test_report_filters_by_state_model_and_engine(operator: JsonClient, model: M
     assert checks[1]["details"] == details
     told = Event.objects.get(event="check_failed")
     assert told.reason == "Weights: no manifest"
+
+
+def test_sizes_that_the_model_cannot_be_divided_by_are_refused_before_anything_is_tried(
+    operator: JsonClient, model: Model
+) -> None:
+    Node.objects.update(engines=["vllm"])
+    options = {"vllm": {"tensor_parallel_size": 3}}
+    wish = wish_of(model, engines=["vllm"], engine_options=options, accelerators_per_replica=3)
+    refused = operator.post(VALIDATIONS, wish)
+    assert refused.status_code == 400
+    assert "give 1, 2 or 4" in refused.content.decode()
+    assert not Validation.objects.exists()

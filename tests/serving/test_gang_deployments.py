@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from exaserve_ops.inventory.domain.facts import AcceleratorFacts, Endpoint, Link, NodeFacts, Topology
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.services import record_hello
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.placement import Placement, place_gang
@@ -93,6 +93,27 @@ def test_stages_of_a_model_whose_layers_nobody_knows_are_taken() -> None:
     model.architecture, model.config = {}, {}
     model.save()
     assert wide(model_id=model.pk, **STAGES_OF_THREE).nodes_per_replica == 3
+
+
+@pytest.mark.django_db
+def test_ranks_that_cannot_share_the_heads_are_refused_with_sizes_that_fit() -> None:
+    for name in ("n0", "n1", "n2"):
+        make_node(name)
+    Node.objects.update(engines=["torch", "vllm", "sglang"])
+    three: dict[str, Any] = {"nodes_per_replica": 3}
+    with pytest.raises(InvalidInputError, match=r"tiny has 4 attention heads .* give 1, 2 or 4") as refused:
+        wide(engine="vllm", engine_options={"tensor_parallel_size": 3}, **three)
+    assert refused.value.field == "engine_options.tensor_parallel_size"
+    assert not Deployment.objects.exists()
+    latent = make_model("latent")
+    latent.config = {**latent.planning_config, "num_key_value_heads": 3, "kv_lora_rank": 512}
+    latent.save()
+    wide(name="mla", model_id=latent.pk, engine="vllm", engine_options={"tensor_parallel_size": 2})
+    on_cards = {"engine": "sglang", "engine_options": {"tp_size": 3}, "model_id": latent.pk, **three}
+    with pytest.raises(InvalidInputError, match="latent has 4 attention heads, which 3 ranks"):
+        wide(**on_cards)
+    Accelerator.objects.filter(node__name="n0").update(kind="cpu")
+    assert wide(**on_cards).nodes_per_replica == 3, "SGLang fills heads up on processors"
 
 
 @pytest.mark.django_db

@@ -25,6 +25,7 @@ from exaserve_ops.dashboard.reading import (
     load_of,
     members_of,
     replicas_with_places,
+    sleep_of,
     with_loads,
 )
 from exaserve_ops.dashboard.simulation import KINDS
@@ -207,7 +208,9 @@ def _act(
 
 
 def _replica_context(replica_id: UUID) -> dict[str, Any]:
-    found = get_object_or_404(Replica.objects.select_related("deployment__model", "node"), pk=replica_id)
+    found = get_object_or_404(
+        Replica.objects.select_related("deployment__model", "release", "node"), pk=replica_id
+    )
     telemetry = live_reader().read_node(str(found.node_id)) if found.node_id else None
     live = ((telemetry or {}).get("replicas") or {}).get(str(replica_id)) or {}
     sessions = InferenceSession.objects.filter(replica=replica_id)[:SHOWN_SESSIONS]
@@ -219,7 +222,7 @@ def _replica_context(replica_id: UUID) -> dict[str, Any]:
         "members": members_of(found),
         "live": live,
         "load": load,
-        "told": told_of(load),
+        "told": told_of(load, sleep_of(found)),
         "sessions": sessions,
         "events": history_of("replica", replica_id),
         "leaving": leaving_of(found),

@@ -22,8 +22,8 @@ from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.options import (
     check_engine,
     check_options,
+    check_parts,
     check_span,
-    check_stages,
     default_memory_bytes,
     default_start_seconds,
 )
@@ -113,7 +113,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     check_options(
         wish.engine, wish.engine_options, wish.accelerators_per_replica, nodes=wish.nodes_per_replica
     )
-    check_stages(wish.engine, wish.engine_options, model)
+    check_parts(wish.engine, wish.engine_options, model)
     _check_nodes(wish.nodes)
     if wish.standbys_sleep:
         _check_sleep(wish.engine, wish.engine_options, wish.nodes_per_replica)

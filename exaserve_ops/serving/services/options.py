@@ -10,14 +10,16 @@ from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE
 from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
+from exaserve_ops.serving.domain.config_fields import find_text_model
 from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
+from exaserve_ops.serving.domain.model_parts import ModelShape, parts_problem
+from exaserve_ops.serving.domain.reservation import CPU
 from exaserve_ops.serving.models import Model
 from workers.protocol.confidential import find_secret
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineTable, option_arguments, read_version
 from workers.protocol.engines.tables import (
-    STAGES,
     TABLES,
     accelerators_of,
     nodes_of,
@@ -93,27 +95,26 @@ def _check_parts(
         )
 
 
-def check_stages(engine: str, options: Mapping[str, Any], model: Model) -> None:
-    """Refuse more stages than the model has layers, where they are known. Raises `InvalidInputError`."""
-    stages = nodes_of(engine, options) or 1
-    layers = _layers_of(model)
-    if stages > 1 and layers and stages > layers:
-        has = "1 layer" if layers == 1 else f"{layers} layers"
-        raise InvalidInputError(
-            f"engine_options.{STAGES}",
-            f"{model.name} has {has}, and each stage needs one: give at most {layers}",
-        )
+def check_parts(engine: str, options: Mapping[str, Any], model: Model) -> None:
+    """Refuse parts that the model, where known, cannot be divided into. Raises `InvalidInputError`."""
+    pads_heads = Node.objects.filter(engines__contains=[engine], accelerators__kind=CPU).exists()
+    problem = parts_problem(engine, options, _shape_of(model), pads_heads=pads_heads)
+    if problem is not None:
+        raise InvalidInputError(f"engine_options.{problem.option}", problem.why)
 
 
-def _layers_of(model: Model) -> int:
-    """Layers of a model; 0 where neither its facts nor its config.json say it."""
-    recorded = model.architecture.get("layers")
-    if isinstance(recorded, int) and recorded > 0:
-        return recorded
-    try:
-        return read_architecture(model.config).layers
-    except UnknownArchitectureError:
-        return 0
+def _shape_of(model: Model) -> ModelShape:
+    """Layers and heads by the model's facts, or else by its config.json."""
+    known = {name: model.architecture.get(name) for name in ("layers", "heads", "kv_heads")}
+    if not known["layers"]:
+        try:
+            read = read_architecture(model.config)
+        except UnknownArchitectureError:
+            return ModelShape(model.name)
+        known = {"layers": read.layers, "heads": read.heads, "kv_heads": read.kv_heads}
+    if model.config and "kv_lora_rank" in find_text_model(model.config).config:
+        known["kv_heads"] = 0
+    return ModelShape(model.name, **{n: v if isinstance(v, int) else 0 for n, v in known.items()})
 
 
 def check_span(nodes: int, asked: Mapping[str, Any], named: Collection[str]) -> None:
