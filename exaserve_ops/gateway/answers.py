@@ -132,11 +132,13 @@ class NoAnswer(JsonAnswer):
 class StreamAnswer:
     """A stream of events, of which the end is kept."""
 
-    __slots__ = ("_pieces", "_size_bytes")
+    __slots__ = ("_pieces", "_size_bytes", "_why_not_continued")
     is_stream = True
     is_over = False
 
-    def __init__(self) -> None:
+    def __init__(self, why_not_continued: str = "") -> None:
+        """`why_not_continued`: said where it breaks off; empty if nobody asked for that."""
+        self._why_not_continued = why_not_continued
         self._pieces: list[bytes] = []
         self._size_bytes = 0
 
@@ -165,7 +167,8 @@ class StreamAnswer:
         if self.ended_in_error():
             return b""
         is_between_events = not self._size_bytes or self._shorten().endswith((b"\n\n", b"\r\n\r\n"))
-        return refusals.INTERRUPTED_EVENT if is_between_events else b"\n\n" + refusals.INTERRUPTED_EVENT
+        event = refusals.interrupted_event(self._why_not_continued)
+        return event if is_between_events else b"\n\n" + event
 
     def usage(self) -> Usage:
         """Token counts of the last event that carries any."""

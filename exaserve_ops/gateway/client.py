@@ -307,9 +307,11 @@ class ClientConnection(asyncio.Protocol):
         elif not self._shared.fleet.may_exist(fields.model):
             self.refuse(request, refusals.unknown_model(fields.model))
         else:
-            kept, line = self._shared.continuations.open(request, fields)
+            kept, line, why_not = self._shared.continuations.open(request, fields)
             if kept is None:
-                self._current = Exchange(self._shared, self, request, fields, answer_line=line)
+                self._current = Exchange(
+                    self._shared, self, request, fields, answer_line=line, why_not_continued=why_not
+                )
             else:
                 self._current = ContinuedExchange(self._shared, self, request, fields, kept, answer_line=line)
             self._current.start()

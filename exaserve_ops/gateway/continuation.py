@@ -1,6 +1,6 @@
 """A stream that outlives its replica: what is kept of it, and how its parts become one.
 
-Its events are read and written again, without the token ids that only we had asked for. When a replica
+Its events are read and written again, without the token ids where only we had asked for them. When a replica
 breaks off, the next one is asked for the rest, whose events get the first one's name and shape. Nothing
 is sent twice, because only whole events count; nothing is missing, because text and the ids of its tokens
 come in the same event.
@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 import msgspec
 
 from exaserve_ops.gateway.answers import NO_USAGE, Usage, read_usage
-from exaserve_ops.gateway.continuation_plan import CHAT_PATH, TEXT_PATH, ContinuationPlan, plan_continuation
+from exaserve_ops.gateway.continuation_plan import (
+    CHAT_PATH,
+    TEXT_PATH,
+    ContinuationPlan,
+    plan_continuation,
+    why_ruled_out,
+)
 from exaserve_ops.gateway.counters import Counters
 from exaserve_ops.gateway.event_stream import DONE, EventSplitter, data_of, write_event
 from exaserve_ops.gateway.framing import chunk
@@ -200,25 +206,23 @@ class Continuation:
         if not self._head:
             self._head = {n: v for n, v in body.items() if n not in {"choices", "usage", "prompt_token_ids"}}
         body = {**body, **self._head}
-        self._take_prompt(body.pop("prompt_token_ids", None))
+        self._take_prompt(body)
         self._take_usage(body)
         if not choices:
             return write_event(msgspec.json.encode(body))
         self._note_arrival()
         (choice,) = choices
-        self._take_prompt(choice.pop("prompt_token_ids", None))
+        self._take_prompt(choice)
         delta = choice.pop("delta") if self._part_is_chat else {"content": choice.pop("text")}
         text = delta.get("content") or ""
-        self._take_tokens(choice.pop("token_ids", None), text)
+        self._take_tokens(choice, text)
         shown, ends_here = self._cut_text(text, choice)
         self._note_others(delta)
-        is_empty = not shown and choice.get("finish_reason") is None and body.get("usage") is None
-        if self._has_role and is_empty and not ends_here:
+        if self._has_role and not (shown or _says_more(body, choice)):
             return b""
         body["choices"] = [self._in_shape(choice, delta, shown)]
-        written = b"" if is_empty and self._has_role else write_event(msgspec.json.encode(body))
         self._has_role = True
-        return written + (self._end_with("stop") if ends_here else b"")
+        return write_event(msgspec.json.encode(body)) + (self._end_with("stop") if ends_here else b"")
 
     def _cut_text(self, text: str, choice: Json) -> tuple[str, bool]:
         """Return what is to be shown, and whether the text ends here without the engine's saying so."""
@@ -228,8 +232,12 @@ class Continuation:
             shown, met = self._cut.feed(text)
             self._text_ended = met
         if choice.get("finish_reason") is None:
+            if not (met and self.left):
+                return shown, False
             # Of a stop string that began before the break, an engine may know the rest only.
-            return shown, met and bool(self.left)
+            choice["finish_reason"] = "stop"
+            self._has_finish = True
+            return shown, True
         self._has_finish = True
         return shown + self._cut.flush(), False
 
@@ -239,7 +247,7 @@ class Continuation:
             return {"index": 0, "text": shown, **choice}
         if self._has_role:
             delta.pop("role", None)
-        if shown or not self._has_role:
+        if shown or not self._has_role or (self._plan.shows_ids and "content" in delta):
             delta["content"] = shown
         else:
             delta.pop("content", None)
@@ -261,13 +269,20 @@ class Continuation:
         return msgspec.json.encode({**self._head, **fields})
 
     # ------------------------------------------------------------------ what is kept
-    def _take_prompt(self, ids: list[int] | None) -> None:
+    def _take_prompt(self, place: Json) -> None:
+        """Take the prompt's ids; the client has them once, where they came first."""
+        ids = place.pop("prompt_token_ids", None)
         if not ids or self._prompt_tokens is not None:
             return
         self._prompt_tokens = len(ids)
         self._keep(self._prompt, ids)
+        if self._plan.shows_ids:
+            place["prompt_token_ids"] = ids
 
-    def _take_tokens(self, ids: list[int] | None, text: str) -> None:
+    def _take_tokens(self, choice: Json, text: str) -> None:
+        ids = choice.get("token_ids")
+        if not self._plan.shows_ids:
+            choice.pop("token_ids", None)
         if ids:
             self._completion_tokens += len(ids)
             self._keep(self._tokens, ids)
@@ -322,6 +337,12 @@ class Continuation:
         }
 
 
+def _says_more(body: Json, choice: Json) -> bool:
+    """Whether an event is worth writing without any text."""
+    ids = (body.get("prompt_token_ids"), choice.get("prompt_token_ids"), choice.get("token_ids"))
+    return any(ids) or choice.get("finish_reason") is not None or body.get("usage") is not None
+
+
 def _is_engines_fault(error: object) -> bool:
     """Whether an error in a stream says that the engine failed, and not that the request is wrong."""
     if not isinstance(error, Mapping):
@@ -338,6 +359,8 @@ class Opening(NamedTuple):
     continuation: Continuation | None
     answer_line: bytes
     """Header line that tells the client."""
+    why_not: str = ""
+    """Why it will not be continued, though that was asked for."""
 
 
 NOT_ASKED = Opening(None, b"")
@@ -360,7 +383,8 @@ class ContinuationDesk:
         plan = plan_continuation(request.path, request.body)
         if isinstance(plan, str):
             self.counters.not_continued["field"] += 1
-            return Opening(None, b"x-exaops-continuation: refused (%b)\r\n" % plan.encode())
+            line = b"x-exaops-continuation: refused (%b)\r\n" % plan.encode()
+            return Opening(None, line, why_ruled_out(plan))
         kept = Continuation(self, plan, body_bytes=len(request.body))
         return Opening(kept, b"x-exaops-continuation: ready\r\n")
 

@@ -35,6 +35,7 @@ _OF_PROMPT = frozenset(
         *("add_special_tokens", "documents"),
         *("metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
         *("parallel_tool_calls", "tool_choice"),  # nothing without tools
+        "return_token_ids",  # which the gateway asks for anyway
     }
 )
 """Fields that are of no more use once the prompt's tokens are known, or that the plan has in another form."""
@@ -53,6 +54,28 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields with which a stream cannot be continued, and values that say as much as leaving them out."""
 _PRINTABLE = re.compile(r"[a-z_]{1,40}")
+_WHY_NOT: Mapping[str, str] = {
+    **dict.fromkeys(("n", "best_of"), "of several choices each would have to go on from a place of its own"),
+    **dict.fromkeys(
+        ("tools", "functions", "response_format"),
+        "what an engine has read of a call or a format so far is lost with it",
+    ),
+    **dict.fromkeys(
+        ("logprobs", "top_logprobs"), "their shape and their places in the text would begin anew"
+    ),
+    **dict.fromkeys(
+        ("presence_penalty", "frequency_penalty"),
+        "the text so far would count as prompt, which is not penalised",
+    ),
+    "echo": "the text so far would be echoed as prompt",
+    "include_stop_str_in_output": "a stop string across the break would lose its beginning",
+    "min_tokens": "tokens would be counted anew",
+    **dict.fromkeys(("messages", "modalities"), "it is not of text alone"),
+    "prompt": "it is not one prompt of text or tokens",
+    "body": "the gateway could not read it",
+}
+"""Why a stream cannot be put together again, for those who asked for it."""
+_WHY_NOT_KNOWN = "the gateway does not know what it means for the rest of a text"
 
 
 class _Message(msgspec.Struct, frozen=True):
@@ -71,6 +94,8 @@ class ContinuationPlan:
     max_tokens: int | None
     """`None`: as many as fit."""
     includes_usage: bool
+    shows_ids: bool
+    """Whether the client itself asked for token ids."""
 
     def rest_body(self, prompt: Sequence[int], tokens: Sequence[int]) -> bytes:
         """Body of the completion that goes on after `tokens`, of which there are fewer than `max_tokens`."""
@@ -96,10 +121,16 @@ def plan_continuation(path: bytes, body: bytes) -> ContinuationPlan | str:
         return found[1] if found else "body"
 
 
+def why_ruled_out(field: str) -> str:
+    """Say in a sentence's part why a stream with this field is not continued."""
+    return f"refused ({field}), since {_WHY_NOT.get(field, _WHY_NOT_KNOWN)}"
+
+
 def _make_plan(is_chat: bool, fields: Mapping[str, msgspec.Raw]) -> ContinuationPlan:  # noqa: FBT001 - which of two paths
     stop = msgspec.json.decode(fields.get("stop", b"null"), type=str | list[str] | None)
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     options = msgspec.json.decode(fields.get("stream_options", b"null"), type=dict[str, Any] | None)
+    shows_ids = msgspec.json.decode(fields.get("return_token_ids", b"null"), type=bool | None)
     return ContinuationPlan(
         is_chat=is_chat,
         first_body=msgspec.json.encode({**fields, **_beside_the_text(stops)}),
@@ -107,6 +138,7 @@ def _make_plan(is_chat: bool, fields: Mapping[str, msgspec.Raw]) -> Continuation
         stops=stops,
         max_tokens=_max_tokens(is_chat, fields),
         includes_usage=bool(options and options.get("include_usage")),
+        shows_ids=bool(shows_ids),
     )
 
 

@@ -43,7 +43,7 @@ class Exchange:
         *("_account", "_answer", "_answer_line", "_ask", "_attempts_left", "_client"),
         *("_frame", "_is_long", "_last_byte_seconds", "_lease", "_obstacle", "_paused_at_seconds"),
         *("_pending_tokens", "_phase", "_request", "_shared", "_slot", "_task", "_unsent_head"),
-        *("_upstream", "_wait_until_seconds", "model"),
+        *("_upstream", "_wait_until_seconds", "_why_not_continued", "model"),
     )
 
     def __init__(
@@ -54,8 +54,12 @@ class Exchange:
         fields: RoutedFields,
         *,
         answer_line: bytes = b"",
+        why_not_continued: str = "",
     ) -> None:
-        """`answer_line`: a header line of ours that the client is to have."""
+        """`answer_line`: a header line of ours that the client is to have.
+
+        `why_not_continued`: what a stream that breaks off says, if that was asked for.
+        """
         self._shared = shared
         self._client = client
         self._request = request
@@ -71,6 +75,7 @@ class Exchange:
         self._is_long = False
         self._account = Account(shared, request, self._ask)
         self._answer_line = answer_line
+        self._why_not_continued = why_not_continued
         self._attempts_left = shared.settings.attempts
         self._lease = shared.quotas.lease_for(request)
         self._phase = Phase.ROUTING
@@ -278,7 +283,7 @@ class Exchange:
 
     def _begin_answer(self, head: AnswerHead, slot: ReplicaSlot) -> Frame:
         frame = self._frame = head.frame()
-        self._answer = StreamAnswer() if head.is_stream else JsonAnswer()
+        self._answer = StreamAnswer(self._why_not_continued) if head.is_stream else JsonAnswer()
         self._prepare_head(head, frame, slot)
         return frame
 

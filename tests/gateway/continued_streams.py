@@ -81,3 +81,16 @@ def error_of(reply: Reply) -> dict[str, str]:
     assert [("error" in one) for one in events if isinstance(one, dict)].count(True) == 1
     error: dict[str, str] = events[-1]["error"]
     return error
+
+
+def token_ids_of(events: list[Any]) -> list[int]:
+    """Ids of all of a stream's tokens, in the order in which they came."""
+    choices = [one for event in events if isinstance(event, dict) for one in event.get("choices", ())]
+    return [token for choice in choices for token in choice.get("token_ids") or ()]
+
+
+def prompt_ids_of(events: list[Any]) -> list[list[int]]:
+    """The prompt's ids, each time that they came: beside a chat's choices, in a completion's choice."""
+    places = [event for event in events if isinstance(event, dict)]
+    places += [choice for event in places for choice in event.get("choices", ())]
+    return [place["prompt_token_ids"] for place in places if "prompt_token_ids" in place]

@@ -22,7 +22,9 @@ from tests.gateway.continued_streams import (
     events_of,
     forget_failures,
     nothing_is_left,
+    prompt_ids_of,
     text_of,
+    token_ids_of,
 )
 from tests.gateway.harness import KEY, SECRET, Gateway, Reply, World, eventually, request_bytes
 from workers.engines.demo_model import HIDDEN, build_tokenizer, make_demo_model
@@ -31,6 +33,7 @@ from workers.protocol.digests import engine_api_key, node_key
 pytestmark = pytest.mark.asyncio
 
 TOKENS = 20
+IDS_TOKENS = 12
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +138,44 @@ async def test_break_after_any_token_changes_nothing(
             assert begun == breaks + (place < count), "only the end was missing, if it was not continued"
             breaks = begun
     assert gateway.shared.counters.continuations["resumed"] == breaks
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", asked(**CHAT, temperature=0)),
+        ("/v1/chat/completions", asked(**CHAT, **SEEDED)),
+        (TEXT_PATH, asked(prompt="Once", temperature=0)),
+        (TEXT_PATH, asked(prompt="Once", **SEEDED)),
+    ],
+)
+async def test_break_after_any_token_changes_no_event_of_clients_that_ask_for_ids(
+    world: World, wires: list[BreakingWire], path: str, body: dict[str, Any]
+) -> None:
+    """Each piece is that of a twin that the gateway only passed on: its text, its ids, its end."""
+    gateway = await before(world, wires)
+    body = {**body, "max_tokens": IDS_TOKENS, "return_token_ids": True}
+    text = text_of(events_of(await gateway.ask(body, path=path)))
+    for stop in (None, text[-4:-1]):
+        body = {**body, "stop": stop}
+        twin = pieces_of(await gateway.ask(body, path=path))
+        ids = token_ids_of(twin)
+        assert len(prompt_ids_of(twin)) == 1
+        for place in range(len(ids) + 1):
+            wires[0].breaks[:] = [place]
+            forget_failures(gateway)
+            broken = await gateway.ask(body, path=path, headers=CONTINUE)
+            assert broken.headers["x-exaops-continuation"] == "ready"
+            assert pieces_of(broken) == twin, (stop, place)
+            assert not wires[0].breaks
+
+
+def pieces_of(reply: Reply) -> list[Any]:
+    """Events without what differs between two answers to one request, and what was in cache."""
+    events = [one for one in events_of(reply) if isinstance(one, dict)]
+    assert len({(one.pop("id"), one.pop("created")) for one in events}) == 1
+    events[-1]["usage"].pop("prompt_tokens_details", None)
+    return events
 
 
 async def test_official_client_runs_unchanged_before_real_engines(

@@ -183,7 +183,7 @@ async def test_header_that_is_neither_true_nor_false_is_refused(world: World, va
         ({"suffix": "x"}, "suffix"),
         ({"presence_penalty": 0.1}, "presence_penalty"),
         ({"guided_json": {}}, "guided_json"),
-        ({"return_token_ids": True}, "return_token_ids"),
+        ({"return_token_ids": "yes"}, "body"),
         ({"include_stop_str_in_output": True}, "include_stop_str_in_output"),
         ({"min_tokens": 4}, "min_tokens"),
         ({"messages": "no list"}, "body"),
@@ -199,8 +199,7 @@ async def test_what_cannot_be_put_together_ends_with_one_error(
     reply = await gateway.ask({**CHAT, **fields}, headers=CONTINUE)
     assert reply.headers["x-exaops-continuation"] == f"refused ({named})"
     assert "x-evil" not in reply.headers
-    assert reply.body.count(b'"error"') == 1
-    assert reply.body.endswith(INTERRUPTED_EVENT)
+    assert f"It was not continued: refused ({named}), since " in error_of(reply)["message"]
     assert sum(len(engine.requests) for engine in world.engines) == 1
     assert gateway.shared.counters.not_continued == {"field": 1}
 
