@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from tests.fakes.delicate_engine import DelicateAdapter
+from tests.fakes.delicate_server import DelicateServerAdapter
 from tests.fakes.local_node import LocalNode
 from tests.fakes.node import make_spec
 from workers.agent.memory_gate import HostMemory
@@ -335,6 +336,27 @@ def test_no_look_at_health_meets_an_engine_that_goes_to_sleep_or_wakes(tmp_path:
             wait_sleep(node, ASLEEP)
             node.wish(awake(spec))
             wait_sleep(node, AWAKE)
+        seen = node.replica("r1")
+        assert (seen.attempt, seen.restarts, seen.last_exit) == (1, 0, None)
+
+
+@pytest.mark.parametrize("asleep", [True, False])
+def test_an_agent_started_anew_while_memory_goes_asks_again_and_the_engine_lives(
+    tmp_path: Path, *, asleep: bool
+) -> None:
+    adapter = DelicateServerAdapter(seconds=1.0)
+    with local_node(tmp_path / "home", PATIENT, adapter) as node:
+        spec = make_spec("r1", engine=adapter.name, engine_options={"enable_memory_saver": True}, asleep=True)
+        node.wish(spec)
+        wait_sleep(node, FALLING_ASLEEP)
+        node.reconciler.tick()
+        node.scraper.stop()
+        node.journal.close()
+        node.begin()  # another agent, who knows of no request
+        node.wish(spec if asleep else awake(spec))
+        wait_sleep(node, ASLEEP if asleep else AWAKE)
+        node.wish(awake(spec))
+        wait_sleep(node, AWAKE)
         seen = node.replica("r1")
         assert (seen.attempt, seen.restarts, seen.last_exit) == (1, 0, None)
 

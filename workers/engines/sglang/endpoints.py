@@ -8,7 +8,8 @@ _ALL_OF_IT = b"{}"
 """Both insist on a body, and without tags in it they mean weights and KV.
 
 Its key is enough for both while there is no admin key, which no option may set. Its scheduler ends, and the
-server with it, if memory is to go while anything runs, or is to go or come back twice.
+server with it, if memory is to go while anything runs, or is to go or come back twice: the second time never
+gets there (`exaops_moves.memory`).
 """
 
 ENDPOINTS: EndpointTable = {

@@ -3,8 +3,9 @@
 Run by the interpreter that SGLang is installed for, as a file: standard library only, and of this product
 nothing but what is made to run inside of engines. SGLang takes its key by a flag, and command lines can be
 read by everyone on the machine; this one grows by it inside the process only. It takes no middleware by a
-flag either: what moves its sessions is put around its application here, outside of all else, so that other
-engines reach it without SGLang's key.
+flag either: what stands around its application is put there here. What moves its sessions is outside of all
+else, so that other engines reach it without SGLang's key; what has its memory go and come back but once is
+next to it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,20 @@ _SERVER = "sglang.srt.entrypoints.http_server"
 
 
 def wrap_server(key: str, moves: str) -> str:
-    """Put what moves sessions around SGLang's application; returns why that is not possible."""
+    """Put around SGLang's application what is ours; returns why that is not possible."""
     try:
         app: Any = importlib.import_module(_SERVER).app
         build = app.build_middleware_stack
     except (ImportError, AttributeError) as error:
         return f"this SGLang's server is built in another way: {error}"
+    memory_turns: Any = importlib.import_module("exaops_moves.memory").MemoryTurns
     session_moves: Any = importlib.import_module("exaops_moves.app").SessionMoves
-    app.build_middleware_stack = lambda: session_moves(build(), key, moves)
+
+    def wrapped() -> Any:  # noqa: ANN401 - an ASGI application
+        inner = memory_turns(build(), key)
+        return inner if moves == "none" else session_moves(inner, key, moves)
+
+    app.build_middleware_stack = wrapped
     return ""
 
 
@@ -43,7 +50,8 @@ if __name__ == "__main__":
     if key:
         sys.argv += ["--api-key", key]
     moves = os.environ.get(_MOVES, "none")
-    objection = wrap_server(key, moves) if key and moves != "none" else ""
+    objection = wrap_server(key, moves) if key else ""
     if objection:
-        print(f"sessions of this replica move without their text: {objection}", file=sys.stderr)  # noqa: T201 - its log
+        lost = "its sessions move without their text, and it must not be put to sleep"
+        print(f"{lost}: {objection}", file=sys.stderr)  # noqa: T201 - its log
     runpy.run_module("sglang.launch_server", run_name="__main__", alter_sys=True)
