@@ -33,9 +33,9 @@ _encoder = msgspec.msgpack.Encoder()
 _node_decoder = msgspec.msgpack.Decoder(tuple[float | None, int, bytes])
 
 
-def log_key(replica_id: str) -> str:
-    """Stream of a replica's log lines."""
-    return f"exaops:log:{replica_id}"
+def log_key(replica_id: str, member: int) -> str:
+    """Stream of the log lines of a replica, or of one member of it."""
+    return f"exaops:log:{replica_id}:{member}"
 
 
 class RedisLivePublisher:
@@ -63,15 +63,15 @@ class RedisLivePublisher:
         """Hint that there are new events."""
         _hint("events", {"type": "live.events", "last_id": last_id})
 
-    def append_log(self, lines: LogLines) -> None:
+    def append_log(self, lines: LogLines, member: int) -> None:
         """Keep log lines for their readers, for a few minutes, and hint."""
-        key = log_key(lines.replica_id)
+        key = log_key(lines.replica_id, member)
         entry = {"a": lines.attempt, "d": lines.dropped_lines, "l": json.dumps(lines.lines)}
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.xadd(key, cast("Any", entry), maxlen=LOG_ENTRIES, approximate=True)
         pipeline.expire(key, LOG_SECONDS)
         pipeline.execute()
-        _hint(f"log.{lines.replica_id}", {"type": "live.log"})
+        _hint(f"log.{lines.replica_id}.{member}", {"type": "live.log"})
 
 
 class RedisLiveReader:
@@ -89,20 +89,18 @@ class RedisLiveReader:
         """Newest summary."""
         return cast("bytes | None", await self._async.get(SUMMARY_KEY))
 
-    async def fetch_log(self, replica_id: str, after: str, limit: int) -> list[LogEntry]:
+    async def fetch_log(self, replica_id: str, member: int, after: str, limit: int) -> list[LogEntry]:
         """Log entries after a position, oldest first."""
-        start = f"({after}" if after != "0" else "-"
-        answer = await self._async.xrange(log_key(replica_id), min=start, count=limit)
-        entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", answer)
-        return [
-            LogEntry(
-                position=position.decode(),
-                attempt=int(fields[b"a"]),
-                lines=tuple(json.loads(fields[b"l"])),
-                dropped_lines=int(fields[b"d"]),
-            )
-            for position, fields in entries
-        ]
+        key = log_key(replica_id, member)
+        return _log_entries(await self._async.xrange(key, min=_from(after), count=limit))
+
+    def read_log(self, replica_id: str, member: int, after: str, limit: int) -> list[LogEntry]:
+        """The same for a plain view; none where Redis is away."""
+        try:
+            key = log_key(replica_id, member)
+            return _log_entries(self._sync.xrange(key, min=_from(after), count=limit))
+        except redis.RedisError:
+            return []
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         """Last telemetry of a node; `None` where there is none, or Redis is away."""
@@ -163,6 +161,23 @@ class RedisLiveReader:
         except redis.RedisError:
             return None
         return cast("dict[str, Any]", json.loads(raw)) if raw else None
+
+
+def _from(after: str) -> str:
+    return f"({after}" if after != "0" else "-"
+
+
+def _log_entries(answer: object) -> list[LogEntry]:
+    entries = cast("list[tuple[bytes, dict[bytes, bytes]]]", answer)
+    return [
+        LogEntry(
+            position=position.decode(),
+            attempt=int(fields[b"a"]),
+            lines=tuple(json.loads(fields[b"l"])),
+            dropped_lines=int(fields[b"d"]),
+        )
+        for position, fields in entries
+    ]
 
 
 def _encode_node(report: NodeReport) -> bytes:

@@ -11,6 +11,7 @@ from exaserve_ops.routing.domain.records import GatewayReport
 from exaserve_ops.serving.services.compiled import CompiledFolderReader
 from exaserve_ops.serving.services.models import ModelFolderReader
 from exaserve_ops.sessions.domain.pace import MoveLimits
+from exaserve_ops.telemetry.domain.pictures import LogEntry
 from exaserve_ops.weights.domain.held import StoreSight
 from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 
@@ -32,6 +33,10 @@ class ReplicaLoads(Protocol):
 
     def read_weights(self, node_ids: Collection[str]) -> dict[str, StoreSight]:
         """Weights on the disks of nodes; without those that tell nothing of any."""
+        ...
+
+    def read_log(self, replica_id: str, member: int, after: str, limit: int) -> list[LogEntry]:
+        """Log entries of a member (0: the head, or the only one) after a position, oldest first."""
         ...
 
     def read_swarms(self) -> Mapping[str, SwarmNotes]:

@@ -38,6 +38,7 @@ from exaserve_ops.serving.domain.reports import (
     Report,
     SessionSending,
 )
+from exaserve_ops.serving.selectors.logs import log_number
 from exaserve_ops.serving.services.imports import take_findings_part
 from exaserve_ops.serving.services.kv_pools import record_kv_limits
 from exaserve_ops.serving.services.observations import record_observations
@@ -141,7 +142,15 @@ class Ingest:
                 case FindingsPart():
                     take_findings_part(report)
                 case LogLines():
-                    self._publisher.append_log(report)
+                    self._append_log(report)
+
+    def _append_log(self, lines: LogLines) -> None:
+        """Pass lines on as those of the member that runs on this node, whatever it says of others."""
+        number = log_number(UUID(lines.replica_id), UUID(lines.node_id))
+        if number is None:
+            _log.info("event=log_of_none_of_its_replicas node=%s", lines.node_id)
+            return
+        self._publisher.append_log(lines, number)
 
     def _take_hello(self, hello: HelloReport, now: datetime) -> None:
         view = self._state.node(hello.node_id)

@@ -185,7 +185,7 @@ class LivePublisher(Protocol):
         """Hint that there are new events."""
         ...
 
-    def append_log(self, lines: LogLines) -> None:
+    def append_log(self, lines: LogLines, member: int) -> None:
         """Keep log lines for their readers, and hint."""
         ...
 

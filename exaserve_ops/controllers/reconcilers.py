@@ -39,7 +39,6 @@ from exaserve_ops.serving.domain.steps import (
     Step,
     Wait,
 )
-from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.selectors import (
     deployment_snapshot,
     live_deployments,
@@ -47,6 +46,7 @@ from exaserve_ops.serving.selectors import (
     unsettled_deployments,
     wanted_of_node,
 )
+from exaserve_ops.serving.selectors.logs import LOG_HINT, find_log_by_key
 from exaserve_ops.serving.selectors.members import gangs_to_follow
 from exaserve_ops.serving.services.deployments import advance_deployment
 from exaserve_ops.serving.services.gangs import settle_gang
@@ -118,7 +118,7 @@ class Reconcilers:
             "routes": self._write_routes,
             "keys": self._write_keys,
             "event": self._announce_event,
-            "log": self._tail_log,
+            LOG_HINT: self._tail_log,
             "end_process": self._end_process,
             "kv_limits": self._set_kv_limits,
         }
@@ -322,14 +322,16 @@ class Reconcilers:
         self._link.set_kv_limits(wish, lease_epoch=epoch, command_id=key)
 
     def _tail_log(self, key: str) -> None:
-        node_id = Replica.objects.filter(pk=key).values_list("node", flat=True).first()
-        if node_id is not None:
-            self._link.tail_log(
-                str(node_id),
-                lease_epoch=self._state.node(str(node_id)).lease_epoch,
-                replica_id=key,
-                seconds=LOG_TAIL_SECONDS,
-            )
+        source = find_log_by_key(key)
+        if source is None or source.node_id is None or source.problem:
+            return  # who reads it is told why
+        node_id = str(source.node_id)
+        self._link.tail_log(
+            node_id,
+            lease_epoch=self._state.node(node_id).lease_epoch,
+            replica_id=str(source.replica_id),
+            seconds=LOG_TAIL_SECONDS,
+        )
 
 
 def _is_place(step: Step) -> bool:

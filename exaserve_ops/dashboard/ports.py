@@ -27,8 +27,11 @@ class LiveReader(Protocol):
         """Newest summary: JSON text with the figures of the fleet page and their history."""
         ...
 
-    async def fetch_log(self, replica_id: str, after: str, limit: int) -> list[LogEntry]:
-        """Log entries after a position (`0` for all that is kept), oldest first."""
+    async def fetch_log(self, replica_id: str, member: int, after: str, limit: int) -> list[LogEntry]:
+        """Log entries of a member (0: the head, or the only one) after a position, oldest first.
+
+        `0` as the position: all that is kept.
+        """
         ...
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:

@@ -3,7 +3,7 @@ import { backoff } from "./live.js";
 import { seconds } from "./format.js";
 
 const KEPT_LINES = 2000;
-const FINAL_CODES = new Set([4401, 4404]);
+const FINAL_CODES = new Set([4401, 4404, 4410]);
 
 class LogTail {
   constructor(element) {
@@ -38,7 +38,7 @@ class LogTail {
   connect() {
     if (!this.element.isConnected) return;
     const scheme = window.location.protocol === "https:" ? "wss" : "ws";
-    const query = this.position ? `?after=${encodeURIComponent(this.position)}` : "";
+    const query = this.position ? `&after=${encodeURIComponent(this.position)}` : "";
     this.say("connecting");
     this.socket = new WebSocket(`${scheme}://${window.location.host}${this.element.dataset.log}${query}`);
     this.socket.addEventListener("open", () => { this.attempt = 0; this.say("waiting for lines"); });

@@ -28,6 +28,7 @@ from exaserve_ops.api.views.agent import REFUSALS
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.sessions.domain.pace import MoveLimits
+from exaserve_ops.telemetry.domain.pictures import LogEntry
 from exaserve_ops.weights.domain.held import StoreSight
 from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
 from tests.fakes.world import JsonClient, client_with_key, make_deployment, make_node, make_user
@@ -41,6 +42,12 @@ class Telemetry:
     kv: dict[str, dict[str, Any]] = field(default_factory=dict)
     weights: dict[str, StoreSight] = field(default_factory=dict)
     swarms: dict[str, SwarmNotes] = field(default_factory=dict)
+    logs: dict[tuple[str, int], list[LogEntry]] = field(default_factory=dict)
+    """By replica and member."""
+
+    def read_log(self, replica_id: str, member: int, after: str, limit: int) -> list[LogEntry]:
+        log = self.logs.get((replica_id, member), [])
+        return [entry for entry in log if entry.position > after][:limit]
 
     def read_swarms(self) -> dict[str, SwarmNotes]:
         return self.swarms

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.telemetry.domain.pictures import LogEntry
+from tests.api.conftest import Telemetry
 from tests.fakes.gang_records import make_gang_of_two
 from tests.fakes.world import JsonClient, make_model, make_node
 
@@ -26,6 +28,38 @@ def test_replica_has_its_members_and_each_node_its_use(viewer: JsonClient) -> No
         [held] = [one for one in use if one["uuid"] == member["accelerators"][0]]
         assert [one["name"] for one in held["replicas"]] == [replica.name]
         assert held["reserved_bytes"] == member["reserved_bytes"] > 0
+
+
+def test_log_and_last_end_of_each_member_are_told_and_unknown_ones_refused(
+    viewer: JsonClient, telemetry: Telemetry
+) -> None:
+    replica = make_gang_of_two()
+    address = f"/api/v1/replicas/{replica.pk}"
+    telemetry.logs[str(replica.pk), 1] = [
+        LogEntry("1-0", 1, ("a", "b"), 0),
+        LogEntry("2-0", 2, ("c",), 5),
+        LogEntry("3-0", 2, ("x" * 200_000,), 0),
+    ]
+    body = viewer.get(f"{address}/log?member=1").json()
+    assert (body["member"], body["node_name"], body["position"], body["dropped"]) == (1, "wide-1", "2-0", 5)
+    assert [(line["attempt"], line["text"]) for line in body["lines"]] == [(1, "a"), (1, "b"), (2, "c")]
+    rest = viewer.get(f"{address}/log?member=1&after=2-0").json()
+    assert (rest["position"], [len(line["text"]) for line in rest["lines"]]) == ("3-0", [200_000])
+    head = viewer.get(f"{address}/log?after=9-9").json()
+    assert (head["member"], head["node_name"], head["position"], head["lines"]) == (0, "wide-0", "9-9", [])
+    ended = viewer.get(f"{address}/exit-log?member=1").json()
+    assert (ended["attempt"], ended["signal"], ended["log_tail"]) == (1, 9, ["last words", "bye <b>"])
+    assert viewer.get(f"{address}/exit-log").json()["attempt"] is None, "the head lives"
+    for path in ("log", "exit-log"):
+        unknown = viewer.get(f"{address}/{path}?member=2")
+        assert unknown.status_code == 400
+        assert "it has members 0 to 1: there is no member '2'" in unknown.content.decode()
+        assert viewer.get(f"{address}/{path}?stage=1").status_code == 400
+    assert viewer.get(f"{address}/log?after=yesterday").status_code == 400
+    Node.objects.filter(name="wide-1").update(protocol_minor=6)
+    old = viewer.get(f"{address}/log?member=1")
+    assert old.status_code == 409
+    assert "wide-1 cannot show it: its agent speaks 1.6" in old.content.decode()
 
 
 def test_deployment_is_made_planned_and_refused_with_its_field(operator: JsonClient) -> None:

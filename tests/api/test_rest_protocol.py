@@ -125,6 +125,8 @@ ROLE_TABLE: list[tuple[str, str, dict[str, Any], bool, bool, bool]] = [
     ("get", "/api/v1/engines", {}, True, True, True),
     ("post", "/api/v1/deployments/import", {"text": "vllm serve m"}, False, True, True),
     ("get", "/api/v1/replicas", {}, True, True, True),
+    ("get", "/api/v1/replicas/{replica}/log?member=0", {}, True, True, True),
+    ("get", "/api/v1/replicas/{replica}/exit-log?member=0", {}, True, True, True),
     ("get", "/api/v1/sessions", {}, True, True, True),
     ("get", "/api/v1/sessions/gateways", {}, True, True, True),
     ("get", "/api/v1/relocations/plan", {}, True, True, True),
@@ -303,6 +305,7 @@ def test_schema_is_valid_and_leaves_no_view_out(tmp_path: Path) -> None:
         "/api/v1/nodes/{id}/cordon",
         "/api/v1/deployments/{id}/plan",
         "/api/v1/replicas/{id}/exit-log",
+        "/api/v1/replicas/{id}/log",
         "/api/v1/keys/{id}/revoke",
         "/api/v1/agent/join",
     } <= set(schema["paths"])

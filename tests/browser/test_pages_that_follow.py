@@ -6,9 +6,12 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from exaserve_ops.inventory.services import cordon_node
+from exaserve_ops.serving.domain.observed import ObservedExit, ObservedReplica
 from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.services.observations import record_observations
 from exaserve_ops.serving.services.replicas import advance_replica, create_replicas
 from tests.browser.conftest import Complaints, Site, open_live
+from tests.fakes.gang_records import make_gang_of_two
 from tests.fakes.live_fleet import PaperFleet
 from tests.fakes.world import NOW, make_deployment, make_node
 
@@ -45,6 +48,28 @@ def test_a_replicas_badge_facts_and_history_follow_it(
     expect(page.locator("#replica-history")).to_contain_text("there is room")
     expect(page.locator("#replica-facts")).to_contain_text("gpu-7")
     expect(page.locator("#replica-facts dt:has-text('Attempt') + dd")).to_have_text("3")
+    assert complaints == []
+
+
+def test_the_end_of_each_member_of_a_replica_comes_onto_its_page(
+    page: Page, site: Site, fleet: PaperFleet, complaints: Complaints
+) -> None:
+    made = make_gang_of_two()
+    open_live(page, site, fleet, f"/replicas/{made.pk}")
+    expect(page.locator("#log nav a[aria-current]")).to_have_text("Member 0 on wide-0")
+    ending = page.locator("#replica-exit")
+    expect(ending).to_be_empty()
+    head = made.members.get(number=0)
+    ended = ObservedExit(1, 3, None, 2.0, ("no such file", "bye"))
+    seen = ObservedReplica(
+        str(made.pk), made.generation, "failed", 1, last_exit=ended, member_number=0, epoch=1
+    )
+    record_observations([seen], node_id=head.node_id, actor="agent", now=NOW)
+    expect(ending).to_contain_text("Attempt 1 exited with code 3 after 2.0 s")
+    expect(ending).to_contain_text("no such file")
+    page.locator("#log nav a", has_text="Member 1 on wide-1").click()
+    expect(page.locator("#log nav a[aria-current]")).to_have_text("Member 1 on wide-1")
+    expect(ending).to_contain_text("was killed by signal 9")
     assert complaints == []
 
 

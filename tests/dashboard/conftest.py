@@ -53,6 +53,8 @@ class MemoryReader:
     nodes: dict[str, dict[str, Any]] = field(default_factory=dict)
     kv: dict[str, dict[str, Any]] = field(default_factory=dict)
     log: list[LogEntry] = field(default_factory=list)
+    """Of a head, or of a replica on one node."""
+    member_logs: dict[int, list[LogEntry]] = field(default_factory=dict)
     weights: dict[str, StoreSight] = field(default_factory=dict)
     swarms: dict[str, SwarmNotes] = field(default_factory=dict)
     frame_reads: int = 0
@@ -67,8 +69,9 @@ class MemoryReader:
     async def fetch_summary(self) -> bytes | None:
         return self.summary
 
-    async def fetch_log(self, replica_id: str, after: str, limit: int) -> list[LogEntry]:  # noqa: ARG002 - the port's
-        return [entry for entry in self.log if entry.position > after][:limit]
+    async def fetch_log(self, replica_id: str, member: int, after: str, limit: int) -> list[LogEntry]:  # noqa: ARG002 - the port's
+        log = self.member_logs.get(member, []) if member else self.log
+        return [entry for entry in log if entry.position > after][:limit]
 
     def read_node(self, node_id: str) -> dict[str, Any] | None:
         return self.nodes.get(node_id)

@@ -6,7 +6,7 @@ from django.test import Client
 from django.urls import reverse
 
 from exaserve_ops.inventory.models import Node
-from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.models import Deployment, Replica
 from tests.dashboard.conftest import World
 from tests.fakes.gang_records import make_gang_of_two
 from tests.fakes.world import make_model, make_node
@@ -27,6 +27,49 @@ def test_page_of_a_replica_shows_its_members_and_what_ended_its_start(
     part = viewer.get(reverse("replica_state", args=[replica.pk]), {"part": "members"}).content.decode()
     assert "replica-members" in part
     assert "is started on all its nodes" in page
+
+
+def test_log_and_last_end_of_each_member_can_be_chosen(
+    viewer: Client,
+    world: World,  # noqa: ARG001 - beside others
+) -> None:
+    replica = make_gang_of_two()
+    address = reverse("replica", args=[replica.pk])
+    head = viewer.get(address).content.decode()
+    assert f"/ws/replicas/{replica.pk}/log/?member=0" in head
+    assert f'<a href="{address}?member=0#log" aria-current="true">Member 0 on wide-0</a>' in head
+    assert f'<a href="{address}?member=1#log">Member 1 on wide-1</a>' in head
+    assert "was killed by signal 9" not in head.partition('id="replica-exit"')[2].partition("</div>")[0]
+    other = viewer.get(address, {"member": "1"}).content.decode()
+    assert f"/ws/replicas/{replica.pk}/log/?member=1" in other
+    ending = other.partition('id="replica-exit"')[2].partition("</div>")[0]
+    assert "Member 1 on wide-1: <b>Attempt 1</b> was killed by signal 9" in ending
+    assert "bye &lt;b&gt;" in ending
+    unknown = viewer.get(address, {"member": "7"})
+    assert unknown.status_code == 404
+    assert "Not shown: it has members 0 to 1: there is no member &#x27;7&#x27;." in unknown.content.decode()
+    Node.objects.filter(name="wide-1").update(protocol_minor=6)
+    old = viewer.get(address, {"member": "1"}).content.decode()
+    assert "wide-1 cannot show it: its agent speaks 1.6" in old
+    assert "data-log-lines" not in old
+    Deployment.objects.update(engine="torch")
+    assert "Stage 1 on wide-1" in viewer.get(address).content.decode()
+
+
+def test_end_that_is_shown_already_is_left_alone_and_a_new_one_comes(
+    viewer: Client,
+    world: World,  # noqa: ARG001 - beside others
+) -> None:
+    replica = make_gang_of_two()
+    address = reverse("replica_state", args=[replica.pk])
+    asked = {"part": "exit", "member": "1"}
+    assert viewer.get(address, asked | {"seen": "1"}).status_code == 204
+    shown = viewer.get(address, asked | {"seen": "0"})
+    assert "part=exit&amp;member=1&amp;seen=1" in shown.content.decode()
+    of_the_head = {"part": "exit", "member": "0", "seen": "0"}
+    assert viewer.get(address, of_the_head).status_code == 204
+    Replica.objects.filter(pk=replica.pk).update(exit_attempt=1, exit_code=3)
+    assert "exited with code 3" in viewer.get(address, of_the_head).content.decode()
 
 
 def test_page_of_each_node_shows_the_member_that_runs_there_and_counts_it(

@@ -24,10 +24,12 @@ from exaserve_ops.dashboard.live import feed, handshake, sockets, tail
 from exaserve_ops.dashboard.live.mailbox import MAX_EVENTS, Mailbox
 from exaserve_ops.dashboard.live.tasks import end
 from exaserve_ops.dashboard.routing import websocket_urlpatterns
+from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.telemetry.domain.pictures import LogEntry
 from tests.dashboard.conftest import MemoryReader
+from tests.fakes.gang_records import make_gang_of_two
 from tests.fakes.live_fleet import PaperFleet
 from tests.fakes.socket_client import SocketClient
 from tests.fakes.world import NOW, make_deployment, make_user
@@ -340,12 +342,36 @@ async def test_a_log_is_followed_in_batches_and_resumes_where_it_was(
         assert [line["text"] for line in message["lines"]] == [f"line {i}" for i in range(20)]
         assert message["position"] == "0019"
         reader.log.append(LogEntry("0020", 2, ("after restart",), 7))
-        await get_channel_layer().group_send(f"log.{replica_id}", {"type": "live.log"})
+        await get_channel_layer().group_send(f"log.{replica_id}.0", {"type": "live.log"})
         message = await until(socket, "log")
         assert message["lines"] == [{"attempt": 2, "text": "after restart"}]
         assert message["dropped"] == 7
     async with opened(f"/ws/replicas/{replica_id}/log/", user, query="after=0018") as socket:
         assert len((await until(socket, "log"))["lines"]) == 2
+
+
+async def test_each_member_of_a_replica_over_several_nodes_has_a_log_of_its_own(
+    user: User, reader: MemoryReader
+) -> None:
+    replica_id = str((await sync_to_async(make_gang_of_two)()).pk)
+    reader.log = [LogEntry("0001", 1, ("of the head",), 0)]
+    reader.member_logs[1] = [LogEntry("0001", 3, ("of the other",), 0)]
+    address = f"/ws/replicas/{replica_id}/log/"
+    for query, text in (("", "of the head"), ("member=0", "of the head"), ("member=1", "of the other")):
+        async with opened(address, user, query=query) as socket:
+            assert [line["text"] for line in (await until(socket, "log"))["lines"]] == [text]
+    async with opened(address, user, query="member=1&after=0001") as socket:
+        reader.member_logs[1].append(LogEntry("0002", 3, ("more",), 0))
+        await get_channel_layer().group_send(f"log.{replica_id}.1", {"type": "live.log"})
+        assert (await until(socket, "log"))["lines"] == [{"attempt": 3, "text": "more"}]
+    async with opened(address, user, query="member=2") as socket:
+        closing = await socket.receive_output(DEADLINE_SECONDS)
+        assert closing["code"] == sockets.NOT_FOUND
+        assert closing["reason"] == "it has members 0 to 1: there is no member '2'"
+    await sync_to_async(Node.objects.filter(name="wide-1").update)(protocol_minor=6)
+    async with opened(address, user, query="member=1") as socket:
+        closing = await socket.receive_output(DEADLINE_SECONDS)
+        assert (closing["code"], "update it" in closing["reason"]) == (sockets.UNABLE, True)
 
 
 async def test_a_thousand_lines_a_second_become_few_messages_that_count_what_they_drop(

@@ -28,6 +28,8 @@ class GangNode:
     died: set[int] = field(default_factory=set)
     exit_code: int | None = None
     """With which it ended by itself; `None`: by a signal."""
+    last_lines: tuple[str, ...] = ()
+    """Of the log of the process that ended."""
     is_stuck: bool = False
     forgotten: bool = False
 
@@ -68,7 +70,13 @@ class GangNode:
         is_head = member.number == 0 and bool(self.running)
         attempt = max(self.launched.values(), default=0)
         signal = 9 if self.exit_code is None else None
-        ended = ExitInfo(attempt=attempt, code=self.exit_code, signal=signal, duration_seconds=4.0)
+        ended = ExitInfo(
+            attempt=attempt,
+            code=self.exit_code,
+            signal=signal,
+            duration_seconds=4.0,
+            log_tail=self.last_lines,
+        )
         return ReplicaObserved(
             replica_id=spec.replica_id,
             generation=spec.generation,

@@ -32,7 +32,7 @@ def make_gang_of_two() -> Replica:
     assert settle_gang(replica.pk, actor="test", now=NOW) is not None
     replica.refresh_from_db()
     for member in replica.members.all():
-        ended = ObservedExit(1, None, 9, 4.0, ()) if member.number else None
+        ended = ObservedExit(1, None, 9, 4.0, ("last words", "bye <b>")) if member.number else None
         seen = ObservedReplica(
             str(replica.pk), replica.generation, "failed" if ended else "loading", 1,
             pid=None if ended else 77, address="" if ended else "10.0.0.1:4000",

@@ -463,13 +463,3 @@ class ReplicaDetailSerializer(ReplicaSerializer):
 
     class Meta(ReplicaSerializer.Meta):
         fields: ClassVar[list[str]] = [*ReplicaSerializer.Meta.fields, "live"]
-
-
-class ExitLogSerializer(serializers.Serializer[Replica]):
-    """How the last attempt that ended did so. All null where none has."""
-
-    attempt = serializers.IntegerField(source="exit_attempt", allow_null=True)
-    code = serializers.IntegerField(source="exit_code", allow_null=True)
-    signal = serializers.IntegerField(source="exit_signal", allow_null=True)
-    after_seconds = serializers.FloatField(source="exit_after_seconds", allow_null=True)
-    log_tail = serializers.ListField(source="exit_log_tail", child=serializers.CharField())

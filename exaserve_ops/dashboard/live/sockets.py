@@ -18,7 +18,8 @@ from exaserve_ops.dashboard.live.mailbox import Mailbox
 from exaserve_ops.dashboard.live.tail import LogTail
 from exaserve_ops.dashboard.live.tasks import until_first
 from exaserve_ops.lib import clock
-from exaserve_ops.serving.models import Replica
+from exaserve_ops.lib.errors import InvalidInputError
+from exaserve_ops.serving.selectors.logs import LogSource, find_log
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ SEND_SECONDS = 30.0
 TRY_AGAIN_LATER = 1013
 TOO_MANY = 4429
 NOT_FOUND = 4404
+UNABLE = 4410
+"""Its node's agent cannot send it; nothing that comes by itself."""
 TAILS_PER_USER = 8
 MISSED_EVENTS = 200
 
@@ -125,7 +128,10 @@ class _Tails:
 
 
 async def log_socket(scope: dict[str, Any], receive: Receive, send: Send) -> None:
-    """Lines of one replica's log, at most four messages a second. `?after=<position>` resumes."""
+    """Lines of one replica's log, at most four messages a second.
+
+    `?member=<number>`: of a member of one that runs on several nodes; `?after=<position>` resumes.
+    """
     await receive()  # websocket.connect
     wire = Wire(send)
     await wire.accept()
@@ -134,17 +140,27 @@ async def log_socket(scope: dict[str, Any], receive: Receive, send: Send) -> Non
         await wire.close(TOO_MANY, f"you read {TAILS_PER_USER} logs already; close one of them")
         return
     replica_id: UUID = scope["url_route"]["kwargs"]["replica_id"]
-    if not await database_sync_to_async(Replica.objects.filter(pk=replica_id).exists)():
-        await wire.close(NOT_FOUND, "there is no such replica")
+    source, refusal = await database_sync_to_async(_find_log)(replica_id, _query(scope, "member"))
+    if source is None or refusal:
+        await wire.close(NOT_FOUND if source is None else UNABLE, refusal)
         return
     _Tails.open[user_id] = _Tails.open.get(user_id, 0) + 1
     try:
-        tail = LogTail(str(replica_id), after=_query(scope, "after") or "0")
+        tail = LogTail(source, after=_query(scope, "after") or "0")
         await until_first(tail.run(wire.message), _read_until_disconnect(receive))
     except SlowClientError:
         await wire.close(TRY_AGAIN_LATER, "this page does not keep up")
     finally:
         _Tails.open[user_id] -= 1
+
+
+def _find_log(replica_id: UUID, member: str) -> tuple[LogSource | None, str]:
+    """The log that is asked for, and why it cannot be shown."""
+    try:
+        source = find_log(replica_id, member)
+    except InvalidInputError as error:
+        return None, error.message
+    return source, "there is no such replica" if source is None else source.problem
 
 
 async def _read_until_disconnect(receive: Receive) -> None:

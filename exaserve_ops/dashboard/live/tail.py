@@ -1,4 +1,4 @@
-"""Following one replica's log: batched, bounded, and resumable."""
+"""Following one replica's log, or that of a member of it: batched, bounded, and resumable."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from channels.layers import get_channel_layer
 from exaserve_ops.dashboard.live.tasks import until_first
 from exaserve_ops.dashboard.ports import live_reader
 from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.selectors.logs import LOG_HINT, LogSource
 from exaserve_ops.telemetry.domain.pictures import LogEntry
 
 RING_SECONDS = 20.0
@@ -29,8 +30,8 @@ Say = Callable[[dict[str, Any]], Awaitable[None]]
 class LogTail:
     """Reads on from a position and says what it found."""
 
-    def __init__(self, replica_id: str, *, after: str) -> None:
-        self._replica_id = replica_id
+    def __init__(self, source: LogSource, *, after: str) -> None:
+        self._source = source
         self._position = after
         self._hinted = asyncio.Event()
 
@@ -40,13 +41,13 @@ class LogTail:
 
     async def _keep_asking(self) -> None:
         while True:
-            await database_sync_to_async(ring)("log", self._replica_id)
+            await database_sync_to_async(ring)(LOG_HINT, self._source.key)
             await asyncio.sleep(RING_SECONDS)
 
     async def _listen(self) -> None:
         layer = get_channel_layer()
         channel = await layer.new_channel("log")
-        group = f"log.{self._replica_id}"
+        group = f"log.{self._source.replica_id}.{self._source.number}"
         await layer.group_add(group, channel)
         try:
             while True:
@@ -56,8 +57,9 @@ class LogTail:
             await layer.group_discard(group, channel)
 
     async def _follow(self, say: Say) -> None:
+        replica_id, number = str(self._source.replica_id), self._source.number
         while True:
-            entries = await live_reader().fetch_log(self._replica_id, self._position, BATCH_ENTRIES)
+            entries = await live_reader().fetch_log(replica_id, number, self._position, BATCH_ENTRIES)
             if entries:
                 self._position = entries[-1].position
                 await say(log_message(entries))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from http import HTTPStatus
 from typing import Any
 from uuid import UUID
 
@@ -28,6 +29,7 @@ from exaserve_ops.dashboard.reading import (
     sleep_of,
     with_loads,
 )
+from exaserve_ops.dashboard.replica_logs import shown_log
 from exaserve_ops.dashboard.simulation import KINDS
 from exaserve_ops.dashboard.wording import load_words
 from exaserve_ops.inventory.models import Node
@@ -51,6 +53,7 @@ _PARTS = {
     "facts": "replicas/facts.html",
     "told": "replicas/told.html",
     "members": "replicas/members.html",
+    "exit": "replicas/exit.html",
 }
 _PANELS = (
     ("KV pool used", "ratio", "kv_used_ratio_max", 1.0),
@@ -133,7 +136,9 @@ def replica_figure(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 @requires("serving.view_replica")
 def replica(request: HttpRequest, replica_id: UUID) -> HttpResponse:
     """Show one replica."""
-    return render(request, "replicas/page.html", _replica_context(replica_id))
+    context = _replica_context(replica_id, request.GET.get("member", ""))
+    status = HTTPStatus.NOT_FOUND if context["log"].is_unknown else HTTPStatus.OK
+    return render(request, "replicas/page.html", context, status=status)
 
 
 @require_safe
@@ -146,9 +151,17 @@ def replica_drawer(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 @require_safe
 @requires("serving.view_replica")
 def replica_state(request: HttpRequest, replica_id: UUID) -> HttpResponse:
-    """Show a replica's state again, or the `?part=` of facts, members or what its engine tells."""
-    part = _PARTS.get(request.GET.get("part", ""), "replicas/state.html")
-    return render(request, part, _replica_context(replica_id))
+    """Show a replica's state again, or the `?part=` of facts, members, its exit or what its engine tells.
+
+    Of the exit `?seen=<attempt>` says which is shown already: while that is the last there is nothing new,
+    and what somebody reads or marks there is left alone.
+    """
+    name = request.GET.get("part", "")
+    context = _replica_context(replica_id, request.GET.get("member", ""))
+    seen = request.GET.get("seen")
+    if name == "exit" and seen == str(context["log"].ending.exit_attempt or 0):
+        return HttpResponse(status=HTTPStatus.NO_CONTENT)
+    return render(request, _PARTS.get(name, "replicas/state.html"), context)
 
 
 @require_safe
@@ -207,7 +220,7 @@ def _act(
     return redirect("replica", replica_id)
 
 
-def _replica_context(replica_id: UUID) -> dict[str, Any]:
+def _replica_context(replica_id: UUID, member: str = "") -> dict[str, Any]:
     found = get_object_or_404(
         Replica.objects.select_related("deployment__model", "release", "node"), pk=replica_id
     )
@@ -215,11 +228,13 @@ def _replica_context(replica_id: UUID) -> dict[str, Any]:
     live = ((telemetry or {}).get("replicas") or {}).get(str(replica_id)) or {}
     sessions = InferenceSession.objects.filter(replica=replica_id)[:SHOWN_SESSIONS]
     load = load_of(telemetry, replica_id)
+    members = members_of(found)
     return {
         "title": f"{found.status.replace('_', ' ')} · {found.name}",
         "replica": found,
         "accelerators": found.accelerators.all(),
-        "members": members_of(found),
+        "members": members,
+        "log": shown_log(found, members, member),
         "live": live,
         "load": load,
         "told": told_of(load, sleep_of(found)),

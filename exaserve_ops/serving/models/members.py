@@ -40,6 +40,10 @@ class ReplicaMember(models.Model):
     )
     exit_attempt = models.PositiveIntegerField(null=True, blank=True)
     exit_text = models.CharField(max_length=500, blank=True, help_text="How its last process ended.")
+    exit_code = models.IntegerField(null=True, blank=True)
+    exit_signal = models.PositiveSmallIntegerField(null=True, blank=True)
+    exit_after_seconds = models.FloatField(null=True, blank=True)
+    exit_log_tail = ArrayField(models.TextField(), default=list, blank=True)
     held_by_pids = ArrayField(models.PositiveIntegerField(), default=list, blank=True)
     ended_at = models.DateTimeField(
         null=True, blank=True, help_text="Since when nothing is left of it, after it was let go."

@@ -70,7 +70,8 @@ def _of_members(node_id: UUID) -> Iterable[WantedReplica]:
     if not here:
         return
     members: dict[UUID, list[ReplicaMember]] = {}
-    for row in ReplicaMember.objects.filter(replica__in=here).select_related("node").order_by("number"):
+    rows = ReplicaMember.objects.filter(replica__in=here).defer("exit_log_tail").select_related("node")
+    for row in rows.order_by("number"):
         members.setdefault(row.replica_id, []).append(row)
     for replica in _read(Replica.objects.filter(pk__in=here)):
         if replica.gang_epoch or replica.wanted != Replica.Wanted.RUN:

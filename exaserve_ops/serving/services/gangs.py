@@ -53,7 +53,8 @@ def settle_gang(replica_id: UUID, *, actor: str, now: datetime) -> SettledGang |
     """
     found = Replica.objects.select_for_update(of=("self",)).select_related("deployment", "release__model")
     replica = found.defer("release__model__config").filter(pk=replica_id, node_count__gt=1).first()
-    members = ReplicaMember.objects.filter(replica=replica_id).select_related("node").order_by("number")
+    members = ReplicaMember.objects.filter(replica=replica_id).defer("exit_log_tail")
+    members = members.select_related("node").order_by("number")
     if replica is None or not members:
         return None
     step = plan_gang_step(gang_facts(replica, members), now=now)
@@ -165,6 +166,9 @@ def _note_exit(replica: Replica, count: int, member: ReplicaMember, seen: Observ
     if ended is None or (member.exit_attempt or 0) >= ended.attempt:
         return []
     member.exit_attempt, member.exit_text = ended.attempt, ended.told()[:500]
+    member.exit_code, member.exit_signal = ended.code, ended.signal
+    member.exit_after_seconds = ended.after_seconds if ended.is_known else None
+    member.exit_log_tail = list(ended.log_tail)
     if member.number == HEAD:
         return []  # its end is told as that of any replica
     where = f"node {member.node.name}, member {member.number} of {count}"
