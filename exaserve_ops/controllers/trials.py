@@ -17,10 +17,9 @@ from exaserve_ops.serving.models import Replica
 from exaserve_ops.serving.services.replicas import replace_replica
 from exaserve_ops.validation.domain.asking import Launched, Slept
 from exaserve_ops.validation.models import Validation
-from exaserve_ops.validation.selectors import trial_replica
+from exaserve_ops.validation.selectors import launch_seconds, leaving_replicas, trial_replica
 from exaserve_ops.validation.services import ACTOR, relaunch_trial, set_trial_asleep
 
-LAUNCH_SECONDS = 1800.0
 SLEEP_SECONDS = 300.0
 """Agents give up sooner, and say why."""
 
@@ -34,35 +33,42 @@ class TrialTurn:
         self._left: UUID | None = replica.pk if replica is not None else None
         self._attempt = replica.attempt if replica is not None else 0
         self._begun = False
+        self._launch_seconds = launch_seconds(validation.trial)
 
-    def launch_again(self, validation: Validation) -> bool:
-        """Have another replica of the same release; true once it is ready."""
+    def launch_again(self, validation: Validation) -> Launched | None:
+        """Have another replica of the same release; `None` while it starts."""
         replica = _replica(validation)
         if not self._begun:
             self._begun = True
             if replica is not None:
                 replace_replica(replica.pk, why="launched again to compare", actor=ACTOR, now=clock.now())
-            return False
-        return replica is not None and replica.pk != self._left and replica.status == READY
+            return None
+        return self._launched(validation, replica)
 
     def launch_with(self, validation: Validation, options: Mapping[str, int]) -> Launched | None:
-        """Have a replica with other options; `None` while it starts."""
+        """Have a replica with these options; `None` while it starts. One that has them is let be."""
+        replica = _replica(validation)
         if not self._begun:
             self._begun = True
             try:
-                relaunch_trial(validation, options, now=clock.now())
+                if not relaunch_trial(validation, options, now=clock.now()):
+                    self._left = None  # what runs is what is asked for
             except (InvalidInputError, ConflictError) as error:
                 return Launched(done=False, why=str(error))
             return None
-        replica = _replica(validation)
+        return self._launched(validation, replica)
+
+    def _launched(self, validation: Validation, replica: Replica | None) -> Launched | None:
+        """Whether the replica that takes the last one's place is ready, and has the machine to itself."""
         made = replica if replica is not None and replica.pk != self._left else None
-        if made is not None and made.status in {READY, FAILED, BACKING_OFF}:
-            done = made.status == READY
-            return Launched(done, "" if done else made.reason or f"it is {made.status}")
-        if not self._is_late(LAUNCH_SECONDS):
+        if made is not None and made.status in {FAILED, BACKING_OFF}:
+            return Launched(done=False, why=made.reason or f"it is {made.status}")
+        if made is not None and made.status == READY and not leaving_replicas(validation):
+            return Launched(done=True)
+        if not self._is_late(self._launch_seconds):
             return None
         waits = made.reason if made is not None else "no replica was made"
-        return Launched(done=False, why=f"not ready after {LAUNCH_SECONDS:,.0f} s: {waits}")
+        return Launched(done=False, why=f"not ready after {self._launch_seconds:,.0f} s: {waits}")
 
     def set_asleep(self, validation: Validation, *, asleep: bool) -> Slept | None:
         """Have the replica sleep, or awake; `None` while that takes its time."""

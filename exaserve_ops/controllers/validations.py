@@ -43,7 +43,7 @@ from exaserve_ops.validation.domain.asking import (
     SetAsleep,
     Slept,
 )
-from exaserve_ops.validation.domain.lifecycle import FAILED
+from exaserve_ops.validation.domain.lifecycle import FAILED, RUNNING
 from exaserve_ops.validation.domain.model_checks import MODEL_JUDGES, judge_agreement, judge_hashing
 from exaserve_ops.validation.domain.probing import Target, read_address
 from exaserve_ops.validation.domain.procedures import PROCEDURES
@@ -70,7 +70,6 @@ from exaserve_ops.validation.services import (
 LOOK_EVERY_SECONDS = 0.5
 SILENCE_SECONDS = 300.0
 """An engine that says nothing for so long does not answer."""
-REQUESTS_AT_ONCE = 64
 _UNREADABLE = "nobody can look at it: {error}. The leading controller's log says more"
 
 _log = logging.getLogger(__name__)
@@ -91,7 +90,6 @@ class ValidationDriver:
         self._state = state
         self._probe = probe
         self._runs: dict[UUID, _Run] = {}
-        self._pool = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="validation")
 
     def step(self) -> None:
         """Bring every validation on by what is due; one that cannot be read holds up no other."""
@@ -112,6 +110,8 @@ class ValidationDriver:
                 note_wait(validation, told)
 
     def _drive(self, validation: Validation) -> None:
+        if validation.status != RUNNING:
+            self._runs.pop(validation.pk, None)  # somebody ended it: nothing more is asked or launched
         run = self._runs.get(validation.pk)
         if run is not None and (finding := self._advance(run, validation)) is not None:
             self._record(validation, run.position, finding)
@@ -156,7 +156,13 @@ class ValidationDriver:
     def _judge(self, validation: Validation, position: int) -> None:
         check = validation.checks.get(position=position)
         begin_check(validation, position, now=clock.now())
-        record_finding(validation, position, judge(validation, check), now=clock.now())
+        try:
+            finding = judge(validation, check)
+        except DatabaseError:
+            raise  # the store is away: it is looked at again
+        except Exception as error:  # noqa: BLE001 - a check's top: it is told on the report
+            finding = _broken(validation, check.name, error)
+        record_finding(validation, position, finding, now=clock.now())
 
     def _try_engine(self, validation: Validation, position: int, engine: str) -> None:
         begin_check(validation, position, now=clock.now())
@@ -169,8 +175,15 @@ class ValidationDriver:
     def _begin(self, validation: Validation, position: int) -> None:
         check = validation.checks.get(position=position)
         begin_check(validation, position, now=clock.now())
-        procedure = PROCEDURES[check.name](subject_of_check(validation, check.engine, check.name))
-        self._runs[validation.pk] = _Run(position, procedure)
+        try:
+            procedure = PROCEDURES[check.name](subject_of_check(validation, check.engine, check.name))
+        except DatabaseError:
+            raise  # the store is away: it is looked at again
+        except Exception as error:  # noqa: BLE001 - a check's top: it is told on the report
+            finding = _broken(validation, check.name, error)
+            record_finding(validation, position, finding, now=clock.now())
+        else:
+            self._runs[validation.pk] = _Run(position, check.name, procedure)
 
     # -- a check that runs ---------------------------------------------------------------------------
     def _advance(self, run: _Run, validation: Validation) -> Finding | None:
@@ -186,6 +199,8 @@ class ValidationDriver:
         except StopIteration as ended:
             finding: Finding = ended.value
             return finding
+        except Exception as error:  # noqa: BLE001 - a check's top: it stops none of the others
+            return _broken(validation, run.name, error)
         run.since_seconds, run.futures, run.turn = time.monotonic(), [], None
         if isinstance(run.need, AskAll):
             self._send(run, validation, run.need)
@@ -198,8 +213,11 @@ class ValidationDriver:
             lost.set_result([Answer(0, error="its replica is gone")] * len(need.asks))
             run.futures = [lost]
             return
-        lanes = max(1, min(need.at_once, REQUESTS_AT_ONCE, len(need.asks)))
-        run.futures = [self._pool.submit(self._ask, target, need.asks[lane::lanes]) for lane in range(lanes)]
+        # Threads of its own: shared ones would send fewer at once than the figures are told for.
+        lanes = max(1, min(need.at_once, len(need.asks)))
+        pool = ThreadPoolExecutor(lanes, thread_name_prefix="validation")
+        run.futures = [pool.submit(self._ask, target, need.asks[lane::lanes]) for lane in range(lanes)]
+        pool.shutdown(wait=False)
 
     def _ask(self, target: Target, asks: Sequence[Ask]) -> list[Answer]:
         return [self._probe.ask(target, ask, seconds=SILENCE_SECONDS) for ask in asks]
@@ -239,6 +257,7 @@ class _Run:
     """A check that has begun in this process."""
 
     position: int
+    name: str
     procedure: Procedure
     need: Need | None = None
     """What it waits for; `None`: it has not been asked yet."""
@@ -256,12 +275,19 @@ def _turn_trial(
     reply: Launched | Slept | None
     match need:
         case LaunchAgain():
-            return run.turn.launch_again(validation), None
+            reply = run.turn.launch_again(validation)
         case LaunchWith(options):
             reply = run.turn.launch_with(validation, options)
         case SetAsleep(asleep):
             reply = run.turn.set_asleep(validation, asleep=asleep)
     return reply is not None, reply
+
+
+def _broken(validation: Validation, name: str, error: Exception) -> Finding:
+    """What is found where the check itself fails."""
+    _log.exception("event=validation_check_broken validation=%s check=%s", validation.pk, name)
+    told = f"{type(error).__name__}: {error}"
+    return Finding(FAILED, why=f"the check itself broke, which says nothing of the model: {told}")
 
 
 def judge(validation: Validation, check: ValidationCheck) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any
 
 from exaserve_ops.dashboard.figures import Figure
 from exaserve_ops.validation.domain.catalogue import BY_NAME, CONCURRENCY, CONTEXT, TUNING
-from exaserve_ops.validation.domain.tuning import Limits, Measured, Setting, best_of
+from exaserve_ops.validation.domain.tuning import Limits
 from exaserve_ops.validation.models import ValidationCheck
 
 
@@ -83,7 +83,7 @@ def searches_of(checks: Iterable[ValidationCheck]) -> tuple[ShownSearch, ...]:
                 ShownSearch(
                     check.engine,
                     tuple(told["options"]),
-                    _settings_of(told["settings"], limits),
+                    tuple(_setting_of(row, limits) for row in told["settings"]),
                     tuple(told["skipped"]),
                     limits.ttft_seconds,
                     limits.itl_seconds,
@@ -93,23 +93,9 @@ def searches_of(checks: Iterable[ValidationCheck]) -> tuple[ShownSearch, ...]:
     return tuple(found)
 
 
-def _settings_of(rows: Sequence[Mapping[str, Any]], limits: Limits) -> tuple[ShownSetting, ...]:
-    measured = [
-        Measured(
-            Setting(row["sequences"], row["tokens"]),
-            row["tokens_per_second"],
-            row["ttft_p95_seconds"],
-            row["itl_seconds"],
-            row["why"],
-        )
-        for row in rows
-    ]
-    best = best_of(measured, limits)
-    nearest = best if best is not None and not best.why and best.excess(limits) > 1 else None
-    return tuple(
-        ShownSetting(row, () if one.why else one.broken(limits), one is nearest)
-        for row, one in zip(rows, measured, strict=True)
-    )
+def _setting_of(row: Mapping[str, Any], limits: Limits) -> ShownSetting:
+    broken = () if row["why"] else limits.broken(row["ttft_p95_seconds"], row["itl_seconds"])
+    return ShownSetting(row, broken, bool(row.get("is_nearest")))
 
 
 def curves_figure(checks: Iterable[ValidationCheck], *, columns: int = 2) -> Figure:
@@ -139,7 +125,7 @@ def curves_figure(checks: Iterable[ValidationCheck], *, columns: int = 2) -> Fig
             if points:
                 mode = "markers" if told is tried else "lines+markers"
                 figure["data"].append(_line(engine, points, (across, up), number, colour) | {"mode": mode})
-        values = {point.get(across) for points in told.values() for point in points}
+        values = {point.get(across) for points in told.values() for point in points} - {0, None}
         if len(values) == 1:  # one point has no scale, and Plotly would make one up
             axis = figure["layout"]["xaxis" + ("" if number == 0 else str(number + 1))]
             axis |= {"tickmode": "array", "tickvals": list(values)}
@@ -185,7 +171,8 @@ def _line(
         "type": "scatter",
         "mode": "lines+markers",
         "name": engine,
-        "x": [point.get(across) for point in points],
+        # 0 is what an engine was not told, and has no place on an axis.
+        "x": [point.get(across) or None for point in points],
         "y": [point.get(up) for point in points],
         "xaxis": f"x{name}",
         "yaxis": f"y{name}",

@@ -34,6 +34,8 @@ from exaserve_ops.validation.domain.tuning import Forecast, Setting, ladders_of
 from exaserve_ops.validation.models import Validation, ValidationCheck
 from workers.protocol import manifest as manifests
 
+_ROOM_SECONDS = 600.0
+
 
 def validations_with_model() -> QuerySet[Validation]:
     """All validations with what they validate."""
@@ -79,6 +81,18 @@ def trial_replica(deployment: Deployment) -> Replica | None:
     return rows.exclude(status=serving.STOPPED).select_related("node").order_by("-created_at").first()
 
 
+def leaving_replicas(validation: Validation) -> bool:
+    """Whether something of its trial that was let go still runs."""
+    rows = Replica.objects.filter(deployment=validation.trial_id).exclude(wanted=Replica.Wanted.RUN)
+    return rows.exclude(status=serving.STOPPED).exists()
+
+
+def launch_seconds(deployment: Deployment | None) -> float:
+    """What a launch of a trial may take: its engine's own time, and room has to be found for it."""
+    usual = catalogue.BY_NAME[catalogue.LAUNCH].seconds
+    return usual if deployment is None else max(usual, deployment.start_seconds + _ROOM_SECONDS)
+
+
 def _trial(deployment: Deployment | None) -> Trial:
     if deployment is None or deployment.status == serving.DELETED:
         return Trial()
@@ -86,7 +100,10 @@ def _trial(deployment: Deployment | None) -> Trial:
         return Trial(ENDING, deployment.engine, "it ends", deployment.created_at)
     replica = trial_replica(deployment)
     if replica is None:
-        return Trial(STARTING, deployment.engine, "no replica has been made yet", deployment.created_at)
+        why = "no replica has been made yet"
+        return Trial(
+            STARTING, deployment.engine, why, deployment.created_at, launch_seconds=launch_seconds(deployment)
+        )
     state = {serving.READY: READY, serving.FAILED: BROKEN}.get(replica.status, STARTING)
     why = f"{replica.name} is {replica.status.replace('_', ' ')}"
     if replica.reason:
@@ -96,7 +113,7 @@ def _trial(deployment: Deployment | None) -> Trial:
     took = None
     if replica.ready_at is not None:
         took = (replica.ready_at - replica.created_at).total_seconds()
-    return Trial(state, deployment.engine, why, deployment.created_at, took)
+    return Trial(state, deployment.engine, why, deployment.created_at, took, launch_seconds(deployment))
 
 
 def model_record(model: Model) -> ModelRecord:
@@ -148,6 +165,7 @@ def subject_of_check(validation: Validation, engine: str, name: str = "") -> Sub
         vocabulary=int(model.architecture.get("vocabulary", 0)),
         context_tokens=context,
         forecast_tokens=forecast,
+        options=options,
         may_borrow=engine == TORCH,
         most_at_once=validation.most_at_once,
         idle_seconds=float(validation.idle_seconds),
@@ -178,7 +196,8 @@ def _shared_context(validation: Validation) -> int | None:
 
 def _forecasts(validation: Validation, engine: str, context_tokens: int) -> dict[Setting, Forecast]:
     """What the memory plan says of each setting that may be tried."""
-    ladders = ladders_of(engine, most_at_once=validation.most_at_once, context_tokens=context_tokens)
+    options = validation.engine_options.get(engine, {})
+    ladders = ladders_of(engine, options, most_at_once=validation.most_at_once, context_tokens=context_tokens)
     deployment = validation.trial
     if ladders is None or deployment is None:
         return {}
@@ -186,7 +205,6 @@ def _forecasts(validation: Validation, engine: str, context_tokens: int) -> dict
     found = {}
     for setting in ladders.settings:
         tried = copy(deployment)
-        options = validation.engine_options.get(engine, {})
         tried.engine_options = {**options, **options_of(engine, setting)}
         plan = memory_of(tried, rows, {}).plan
         if plan is not None:

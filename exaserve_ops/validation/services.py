@@ -15,6 +15,7 @@ from exaserve_ops.audit.services import Subject, record_event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.lib.hints import ring
+from exaserve_ops.serving.domain.lifecycle import ACTIVE
 from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.deployments import (
@@ -34,7 +35,8 @@ from exaserve_ops.validation.models import Validation, ValidationCheck
 
 ACTOR = "controller:validations"
 MOST_ENGINES = 4
-MOST_AT_ONCE = 1024
+MOST_AT_ONCE = 256
+"""Each is a thread of the leading controller: more would measure that, and not the engine."""
 MOST_IDLE_SECONDS = 3600
 MOST_LAUNCHES = 24
 LEAST_LIMIT_SECONDS, MOST_LIMIT_SECONDS = 0.001, 600.0
@@ -261,21 +263,25 @@ def make_trial(validation: Validation, engine: str, *, now: datetime) -> Deploym
 
 
 @transaction.atomic
-def relaunch_trial(validation: Validation, options: Mapping[str, int], *, now: datetime) -> None:
+def relaunch_trial(validation: Validation, options: Mapping[str, int], *, now: datetime) -> bool:
     """Have the trial's replica make way for one with these options beside those of the run.
 
-    Raises `InvalidInputError` where no engine takes them, `ConflictError` where the trial ends.
+    Returns false, and changes nothing, where it has them already. Raises `InvalidInputError` where no engine
+    takes them, `ConflictError` where the trial ends.
     """
     trial = validation.trial
-    if trial is None:
+    if trial is None or trial.status != ACTIVE:
         raise ConflictError("nothing is being tried")
     whole = {**validation.engine_options.get(trial.engine, {}), **options}
+    running = Replica.objects.filter(deployment=trial, wanted=Replica.Wanted.RUN).order_by("-created_at")
+    newest = running.select_related("release").first()
+    if newest is not None and newest.release.engine_options == whole:
+        return False
     release = find_or_create_release(trial.pk, ReleaseWish(engine_options=whole), actor=ACTOR, now=now)
     adopt_release(release.pk, actor=ACTOR, now=now, reason="the search for the best settings")
-    for pk in Replica.objects.filter(deployment=trial, wanted=Replica.Wanted.RUN).values_list(
-        "pk", flat=True
-    ):
+    for pk in list(running.values_list("pk", flat=True)):
         replace_replica(pk, why="other settings are tried", actor=ACTOR, now=now)
+    return True
 
 
 def set_trial_asleep(validation: Validation, *, asleep: bool, now: datetime) -> None:

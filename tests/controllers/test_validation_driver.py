@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -18,10 +19,13 @@ from exaserve_ops.serving.domain.lifecycle import DELETED
 from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.deployments import delete_deployment
-from exaserve_ops.validation.domain.asking import Answer, Ask
+from exaserve_ops.validation.domain.asking import Answer, Ask, LookAtLoad, Procedure, Subject
 from exaserve_ops.validation.domain.driving import STARTING
 from exaserve_ops.validation.domain.lifecycle import VALIDATION
+from exaserve_ops.validation.domain.model_checks import MODEL_JUDGES
 from exaserve_ops.validation.domain.probing import Target
+from exaserve_ops.validation.domain.procedures import PROCEDURES
+from exaserve_ops.validation.domain.prompts import draw_tokens, load_prompt_tokens
 from exaserve_ops.validation.models import Validation
 from exaserve_ops.validation.selectors import latest_go, validation_view
 from exaserve_ops.validation.services import ValidationWish, ask_validation, cancel_validation
@@ -153,14 +157,17 @@ def test_settings_are_searched_by_launches_of_releases_of_their_own(stage: Stage
     ended = stage.end(validation)
     tuning = ended.checks.get(name="tuning")
     assert tuning.status == "passed", tuning.why
-    assert [row["sequences"] for row in tuning.details["settings"]] == [2, 1]
-    assert tuning.details["best"] == {"max_num_seqs": 1}, "twice as many brought nothing"
+    assert [(row["sequences"], row["launches"]) for row in tuning.details["settings"]] == [(0, 1), (1, 1)]
+    assert tuning.details["best"] is None, "an engine that is as quick with any is left as it is"
     trial = Deployment.objects.get()
     assert [release.engine_options for release in trial.releases.order_by("number")] == [
         {"ttft_ms": 1},
-        {"ttft_ms": 1, "max_num_seqs": 2},
         {"ttft_ms": 1, "max_num_seqs": 1},
     ]
+    replicas = Replica.objects.filter(deployment=trial).count()
+    assert replicas == 3, (
+        "launched, launched again, and once with another setting: what runs is measured first"
+    )
     assert trial.status == DELETED
 
 
@@ -170,8 +177,69 @@ def test_setting_that_does_not_start_is_told_and_is_no_reason_for_a_no(stage: St
     stage.starts = False
     ended = stage.end(validation)
     tuning = ended.checks.get(name="tuning")
-    assert (tuning.status, tuning.why) == ("skipped", "no setting could be measured: out of memory")
+    assert tuning.status == "passed"
+    assert [row["why"] for row in tuning.details["settings"]] == ["", "out of memory"]
     assert "settings" not in ended.why
+
+
+def test_second_launch_that_fails_is_told_at_once_with_its_reason(stage: Stage) -> None:
+    validation = stage.ask()
+    stage.until(lambda: validation.checks.filter(name="again", status="checking").exists(), "that far")
+    stage.starts = False
+    ended = stage.end(validation)
+    again = ended.checks.get(name="again")
+    assert (again.status, "out of memory" in again.why) == ("failed", True), again.why
+
+
+def test_check_that_breaks_stops_none_of_the_others(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks_in_the_middle(subject: Subject) -> Procedure:
+        yield LookAtLoad()
+        raise ZeroDivisionError(subject.engine)
+
+    def breaks_at_once(subject: Subject) -> Procedure:
+        raise KeyError(subject.engine)
+
+    monkeypatch.setitem(PROCEDURES, "prefix", breaks_in_the_middle)  # type: ignore[arg-type]  # a dict
+    monkeypatch.setitem(PROCEDURES, "context", breaks_at_once)  # type: ignore[arg-type]  # a dict
+    monkeypatch.setitem(MODEL_JUDGES, "config", lambda model: model.layers // 0)
+    ended = stage.end(stage.ask())
+    failed = failed_of(ended)
+    assert set(failed) == {"config", "prefix", "context"}
+    assert all("the check itself broke" in why for why in failed.values())
+    assert ended.checks.get(name="again").status == "passed"
+
+
+def test_nothing_is_asked_of_what_was_cancelled(stage: Stage) -> None:
+    validation = stage.ask(most_launches=6)
+    stage.until(lambda: validation.checks.filter(name="tuning", status="checking").exists(), "searching")
+    stage.until(lambda: Replica.objects.filter(release__number=2).exists(), "launched with another setting")
+    asked, replicas = stage.probe.engine.asked, Replica.objects.count()
+    cancel_validation(validation.pk, reason="enough", actor="user:test", now=clock.now())
+    stage.end(validation)
+    assert (stage.probe.engine.asked, Replica.objects.count()) == (asked, replicas)
+    assert not Replica.objects.exclude(status="stopped").exists()
+
+
+def test_requests_that_are_to_be_at_once_are_at_once(stage: Stage) -> None:
+    most = 128
+    meeting = threading.Barrier(most)
+
+    class Meeting(MadeUpProbe):
+        def ask(self, target: Target, ask: Ask, *, seconds: float) -> Answer:
+            if ask.tokens in together:
+                meeting.wait(timeout=60)  # breaks unless so many are asked at the same time
+            return super().ask(target, ask, seconds=seconds)
+
+    vocabulary = stage.model.architecture["vocabulary"]
+    together = {
+        draw_tokens(f"ramp {most}, warm-up {n}", load_prompt_tokens(2048), vocabulary=vocabulary)
+        for n in range(most)
+    }
+    stage.driver = ValidationDriver(stage.fleet.leader.state, Meeting())
+    ended = stage.end(stage.ask(most_at_once=most))
+    ramp = ended.checks.get(name="concurrency")
+    assert [level["at_once"] for level in ramp.details["levels"]][-1] == most
+    assert not meeting.broken
 
 
 def test_replica_of_a_trial_sleeps_and_is_woken_where_its_engine_can(stage: Stage) -> None:

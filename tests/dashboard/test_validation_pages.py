@@ -142,11 +142,13 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
     row = {
         "sequences": 16, "tokens": 2048, "tokens_per_second": 812.0, "ttft_p95_seconds": 0.4,
         "itl_seconds": 0.02, "memory": "tight", "needed_bytes": 9 << 30, "why": "", "is_best": True,
+        "is_nearest": False, "is_own": False, "spread_ratio": 0.04, "rounds": [780.0, 812.0, 845.0], "launches": 2,
     }  # fmt: skip
     died = row | {"sequences": 32, "why": "CUDA out of <memory>", "is_best": False, "ttft_p95_seconds": None}
+    own = row | {"sequences": 0, "tokens": 0, "tokens_per_second": 700.0, "is_own": True, "is_best": False}
     details = {
         "options": ["max_num_seqs", "max_num_batched_tokens"],
-        "settings": [row, died],
+        "settings": [own, row, died],
         "skipped": [{"sequences": 64, "tokens": 2048, "why": "it does not fit"}],
         "at_once": 64,
         "ttft_limit_seconds": 2.0,
@@ -158,13 +160,18 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
     for told in (
         "max_num_batched_tokens",
         "Best within the limits",
+        "± 4%",
+        "As it was asked for.",
+        "not told",
         "tight, 9",
         "1 more was not launched",
     ):
         assert told in page
     assert "CUDA out of &lt;memory&gt;" in page
     figure = curves_figure(validation.checks.all())
-    assert [line["x"] for line in figure["data"]] == [[16], [2048]], "what did not start has no point"
+    assert [line["x"] for line in figure["data"]] == [[None, 16], [None, 2048]], (
+        "what did not start has no point, nor has what the engine was not told"
+    )
     assert {line["mode"] for line in figure["data"]} == {"markers"}
     assert figure["layout"]["xaxis5"]["tickvals"] == [16], "one value has one tick"
     narrow = curves_figure(validation.checks.all(), columns=1)["layout"]
@@ -180,9 +187,9 @@ def test_table_marks_the_nearest_setting_and_the_limits_that_are_broken(
 ) -> None:
     row = {
         "sequences": 16, "tokens": 0, "tokens_per_second": 812.0, "ttft_p95_seconds": 2.5,
-        "itl_seconds": 0.02, "memory": "", "needed_bytes": None, "why": "", "is_best": False,
+        "itl_seconds": 0.02, "memory": "", "needed_bytes": None, "why": "", "is_best": False, "is_nearest": True,
     }  # fmt: skip
-    far = row | {"sequences": 32, "ttft_p95_seconds": 9.0, "itl_seconds": 0.5}
+    far = row | {"sequences": 32, "ttft_p95_seconds": 9.0, "itl_seconds": 0.5, "is_nearest": False}
     details = {
         "options": ["max_num_seqs"], "settings": [far, row], "skipped": [], "at_once": 32,
         "ttft_limit_seconds": 2.0, "itl_limit_seconds": 0.1,

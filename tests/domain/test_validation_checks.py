@@ -56,13 +56,14 @@ FAULTS: list[tuple[str, Callable[[], MadeUpEngine], str]] = [
     ("stop", lambda: MadeUpEngine(ignores_stop=True), "should end before"),
     ("context", lambda: MadeUpEngine(most_context=400), "a prompt of 511 tokens is not answered"),
     ("context", lambda: MadeUpEngine(takes_too_long_contexts=True), "should be refused"),
-    ("concurrency", lambda: MadeUpEngine(fails_beyond=4), "with 4 at once: request 1 of 8: status 500"),
+    ("concurrency", lambda: MadeUpEngine(fails_beyond=4), "with 4 at once: request 1 of 4: status 500"),
     ("idle", lambda: MadeUpEngine(slow_after_rest=2.0), "is slow"),
     ("sleep", lambda: MadeUpEngine(sleeps=False), "not put to sleep: the host has no room"),
     ("sleep", lambda: MadeUpEngine(wakes=False), "did not wake: its replica was started anew"),
     ("sleep", lambda: MadeUpEngine(forgets_in_sleep=True, differs_by_launch=True), "in another way"),
     ("blocks", lambda: MadeUpEngine(leaked_ratio=0.02), "held by nobody"),
     ("again", lambda: MadeUpEngine(differs_by_launch=True), "differs from token 1 on after another launch"),
+    ("again", lambda: MadeUpEngine(launches_again=False), "did not become ready: CUDA out of memory"),
 ]
 
 

@@ -60,6 +60,13 @@ class MadeUpEngine:
     """Most requests at once and most tokens in a step with which it is quickest."""
     setting: tuple[int, int] | None = None
     launched: list[tuple[int, int]] = field(default_factory=list)
+    """Settings in the order in which they were asked for; 0: not told."""
+    usual_setting: tuple[int, int] = (8, 1024)
+    """What it does where it is not told."""
+    launches_again: bool = True
+    cold_asks: int = 0
+    """So many requests after each launch take twenty times as long."""
+    is_cold_for: int = 0
     refuses_from: int = 1 << 30
     """It does not start with so many tokens in a step."""
     sleeps: bool = True
@@ -95,6 +102,7 @@ class MadeUpEngine:
             case LaunchAgain():
                 self.launch += 1
                 self.cached.clear()
+                return Launched(self.launches_again, "" if self.launches_again else "CUDA out of memory")
             case LaunchWith(options):
                 return self.launch_with(options)
             case SetAsleep(asleep):
@@ -102,11 +110,13 @@ class MadeUpEngine:
         return None
 
     def launch_with(self, options: Mapping[str, int]) -> Launched:
-        sequences, tokens = options.values()
-        self.launched.append((sequences, tokens))
-        if tokens >= self.refuses_from:
+        told = tuple(options.get(name, 0) for name in ("max_num_seqs", "max_num_batched_tokens"))
+        self.launched.append((told[0], told[1]))
+        if told[1] >= self.refuses_from:
             return Launched(done=False, why="CUDA out of memory")
-        self.setting = (sequences, tokens)
+        usual = self.usual_setting
+        self.setting = (told[0] or usual[0], told[1] or usual[1])
+        self.is_cold_for = self.cold_asks
         self.cached.clear()
         return Launched(done=True)
 
@@ -143,7 +153,8 @@ class MadeUpEngine:
         if ask.stop and ask.stop[0] in text and not self.ignores_stop:
             text, finish = text[: text.index(ask.stop[0])], "stop"
         ttft = 0.01 + 0.0001 * len(prompt) + (self.slow_after_rest if self.is_rested else 0.0)
-        ttft *= self.slowness
+        ttft *= self.slowness * (20 if self.is_cold_for > 0 else 1)
+        self.is_cold_for -= 1
         return Answer(
             200,
             text=text,

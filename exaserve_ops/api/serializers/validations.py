@@ -10,7 +10,12 @@ from rest_framework import serializers
 from exaserve_ops.api.serializers.strict import StrictSerializer
 from exaserve_ops.validation.domain.catalogue import BY_NAME
 from exaserve_ops.validation.models import Validation, ValidationCheck
-from exaserve_ops.validation.services import LEAST_LIMIT_SECONDS, MOST_LAUNCHES, MOST_LIMIT_SECONDS
+from exaserve_ops.validation.services import (
+    LEAST_LIMIT_SECONDS,
+    MOST_AT_ONCE,
+    MOST_LAUNCHES,
+    MOST_LIMIT_SECONDS,
+)
 
 
 class ValidationCheckSerializer(serializers.ModelSerializer[ValidationCheck]):
@@ -117,13 +122,14 @@ class ValidationRequestSerializer(StrictSerializer):
         child=serializers.CharField(max_length=64), required=False, default=list, help_text="Empty: any."
     )
     idle_seconds = serializers.IntegerField(min_value=0, max_value=3600, required=False, default=30)
-    most_at_once = serializers.IntegerField(min_value=1, max_value=1024, required=False, default=32)
+    most_at_once = serializers.IntegerField(min_value=1, max_value=MOST_AT_ONCE, required=False, default=32)
     most_launches = serializers.IntegerField(
         min_value=0,
         max_value=MOST_LAUNCHES,
         required=False,
         default=6,
-        help_text="In the search for the best settings, which launches a replica for each; 0: none is made.",
+        help_text="In the search for the best settings: what runs is measured, and replicas with others are"
+        " launched and measured; 0: none is made.",
     )
     ttft_limit_seconds = serializers.FloatField(
         min_value=LEAST_LIMIT_SECONDS,

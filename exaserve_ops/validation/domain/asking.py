@@ -83,19 +83,22 @@ class Rest:
 
 @dataclass(frozen=True, slots=True)
 class LaunchAgain:
-    """Have the replica ended and another one started, of the same release; wait until it is ready."""
+    """Have the replica ended and another one started, of the same release. An answer is a `Launched`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchWith:
-    """The same with other engine options beside those of the run. An answer is a `Launched`."""
+    """Have it run with these engine options beside those of the run. An answer is a `Launched`.
+
+    What runs with them already is left as it is.
+    """
 
     options: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Whether the replica with these options became ready, or why it did not."""
+    """Whether the replica became ready, or why it did not."""
 
     done: bool
     why: str = ""
@@ -158,6 +161,8 @@ class Subject:
     """Longest context that the engine takes, prompt and answer."""
     forecast_tokens: tuple[int, int] | None = None
     """Tokens of KV memory that were planned for it, at least and at most; `None`: nothing was planned."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Engine options of the run."""
     may_borrow: bool = False
     """It leases from its node's pool what others leave: then it may have more than was planned for it."""
     most_at_once: int = 32
@@ -168,7 +173,7 @@ class Subject:
     why_no_sleep: str = "it is not known whether its engine can sleep"
     """Empty: it can."""
     most_launches: int = 0
-    """In the search for the best settings; 0: none is made."""
+    """In the search for the best settings, beside what runs already; 0: none is made."""
     ttft_limit_seconds: float = 2.0
     itl_limit_seconds: float = 0.1
     forecasts: Mapping[Setting, Forecast] = field(default_factory=dict)

@@ -24,6 +24,8 @@ class Check:
     """Checks without which it cannot run."""
     seconds: float = 120.0
     """It has failed if it takes longer."""
+    launches: int = 0
+    """For how many launches that time is."""
     of_model: bool = False
     """Asked once for the model and not of each engine."""
     informs: bool = False
@@ -39,7 +41,13 @@ CATALOGUE: tuple[Check, ...] = (
         of_model=True,
     ),
     Check(HASHING, "Prefix hashes", "Do two launches give the same content the same hash?"),
-    Check(LAUNCH, "Launch", "Does the engine start from these weights and become ready?", seconds=1800),
+    Check(
+        LAUNCH,
+        "Launch",
+        "Does the engine start from these weights and become ready?",
+        seconds=1800,
+        launches=1,
+    ),
     Check(MEMORY, "Memory", "Does the engine report the KV memory that was forecast?", (LAUNCH,)),
     Check(GOLDEN, "Golden prompts", "Does the same prompt give the same tokens each time?", (LAUNCH,), 600),
     Check(PREFIX, "Prefix cache", "Is a prompt found in cache when it is asked again?", (LAUNCH,), 300),
@@ -68,7 +76,7 @@ CATALOGUE: tuple[Check, ...] = (
     Check(IDLE, "Idle, then asked", "Is the first answer after a rest as quick as before?", (LAUNCH,), 900),
     Check(SLEEP, "Sleep and wake", "Does it answer as before once it has slept?", (LAUNCH,), 5400),
     Check(BLOCKS, "KV blocks", "Are all KV blocks free once nothing runs?", (LAUNCH,)),
-    Check(AGAIN, "Second launch", "Does another launch give the same tokens?", (GOLDEN,), 1800),
+    Check(AGAIN, "Second launch", "Does another launch give the same tokens?", (GOLDEN,), 2400, launches=1),
     # Last: what it launches has other options than the checks above were made with.
     Check(
         TUNING,
@@ -76,6 +84,7 @@ CATALOGUE: tuple[Check, ...] = (
         "With which settings does it bring most within the limits?",
         (LAUNCH,),
         4 * 3600,
+        launches=8,
         informs=True,
     ),
     Check(AGREEMENT, "Agreement", "Do the engines give the same tokens?", of_model=True, after=(GOLDEN,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from exaserve_ops.validation.domain.asking import Answer
 
@@ -86,6 +87,8 @@ class Level:
     ttft_p50_seconds: float | None
     ttft_p95_seconds: float | None
     itl_seconds: float | None
+    spread_ratio: float = 0.0
+    """By how much rounds lie off this, as a share of it."""
 
 
 def why_unanswered(answers: Sequence[Answer]) -> str:
@@ -108,6 +111,25 @@ def measure_level(at_once: int, answers: Sequence[Answer], *, answer_tokens: int
     busy = sum(a.seconds for a in answers) / at_once
     rate = tokens / busy if busy > 0 else 0.0
     return Level(at_once, rate, quantile(ttft, 0.5), quantile(ttft, 0.95), quantile(itl, 0.5))
+
+
+def middle_of(levels: Sequence[Level]) -> Level:
+    """The middle of some rounds with as many requests at once, figure by figure; of at least one."""
+    rates = [level.tokens_per_second for level in levels]
+    middle = median(rates)
+    return Level(
+        levels[0].at_once,
+        middle,
+        _median([level.ttft_p50_seconds for level in levels]),
+        _median([level.ttft_p95_seconds for level in levels]),
+        _median([level.itl_seconds for level in levels]),
+        (max(rates) - min(rates)) / 2 / middle if middle else 0.0,
+    )
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def find_knee(levels: Sequence[Level]) -> Level | None:

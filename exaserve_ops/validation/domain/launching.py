@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from exaserve_ops.validation.domain.asking import (
-    Answer,
     Ask,
     AskAll,
     Finding,
@@ -20,23 +19,24 @@ from exaserve_ops.validation.domain.asking import (
     Slept,
     Subject,
 )
-from exaserve_ops.validation.domain.judging import measure_level, why_unanswered
+from exaserve_ops.validation.domain.judging import why_unanswered
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED, SKIPPED
+from exaserve_ops.validation.domain.measuring import measure
 from exaserve_ops.validation.domain.prompts import draw_tokens
 from exaserve_ops.validation.domain.tuning import (
     OPTION_NAMES,
     Forecast,
+    Ladders,
     Limits,
     Measured,
+    Round,
     Setting,
-    best_of,
+    Standing,
+    joined,
     ladders_of,
     next_setting,
+    standing_of,
 )
-
-_PROMPT_TOKENS = 512
-_ANSWER_TOKENS = 16
-_LEAST_REQUESTS = 8
 
 
 def check_sleep(subject: Subject) -> Procedure:
@@ -82,97 +82,135 @@ def _sleep_and_wake(subject: Subject) -> Generator[Need, Any, Slept]:
 
 
 def check_tuning(subject: Subject) -> Procedure:
-    """Launch it with other settings, ask as many at once as the run may, and go on from the best."""
+    """Measure it as it runs, launch it with other settings and ask the same, and go on from the best."""
     ladders = ladders_of(
-        subject.engine, most_at_once=subject.most_at_once, context_tokens=subject.context_tokens
+        subject.engine,
+        subject.options,
+        most_at_once=subject.most_at_once,
+        context_tokens=subject.context_tokens,
     )
     if not subject.most_launches or ladders is None:
         why = "no launches were asked for" if ladders is not None else "its options are not known"
         return Finding(SKIPPED, why=why)
     limits = Limits(subject.ttft_limit_seconds, subject.itl_limit_seconds)
     forbidden = {s: f.why for s, f in subject.forecasts.items() if f.forbids}
-    measured: list[Measured] = []
-    while len(measured) < subject.most_launches:
-        setting = next_setting(ladders, measured, limits, forbidden)
+    launched: list[Measured] = []
+    # What runs already has the run's own settings, and is no launch.
+    while len(launched) <= subject.most_launches:
+        setting = next_setting(ladders, launched, limits, forbidden)
         if setting is None:
             break
-        launched: Launched = yield LaunchWith(options_of(subject.engine, setting))
-        if not launched.done:
-            measured.append(Measured(setting, why=launched.why or "it was not ready in time"))
-            continue
-        answers: Sequence[Answer] = yield AskAll(_load(subject), at_once=subject.most_at_once)
-        measured.append(_measure(setting, answers, subject.most_at_once))
-    return _judge(subject, measured, limits, of=len(ladders.settings))
+        launched.append((yield from _launch_and_measure(subject, setting, len(launched))))
+    return _judge(subject, ladders, launched, limits)
+
+
+def _launch_and_measure(subject: Subject, setting: Setting, number: int) -> Generator[Need, Any, Measured]:
+    made: Launched = yield LaunchWith(options_of(subject.engine, setting))
+    if not made.done:
+        return Measured(setting, why=made.why or "it was not ready in time")
+    seen = yield from measure(subject, f"launch {number}", subject.most_at_once)
+    rounds = tuple(Round(one.tokens_per_second, one.ttft_p95_seconds, one.itl_seconds) for one in seen.levels)
+    return Measured(setting, () if seen.why else rounds, seen.why)
 
 
 def options_of(engine: str, setting: Setting) -> dict[str, int]:
-    """A setting in an engine's own words."""
-    sequences, tokens = OPTION_NAMES[engine]
-    return {sequences: setting.sequences, **({tokens: setting.tokens} if tokens and setting.tokens else {})}
+    """A setting in an engine's own words; what it is not told is left out."""
+    values = zip(OPTION_NAMES[engine], (setting.sequences, setting.tokens), strict=True)
+    return {name: value for name, value in values if name and value}
 
 
-def _load(subject: Subject) -> tuple[Ask, ...]:
-    """The same requests for every setting: who is launched anew has none of them in cache."""
-    length = max(1, min(_PROMPT_TOKENS, subject.context_tokens // 4))
-    count = max(_LEAST_REQUESTS, 2 * subject.most_at_once)
-    return tuple(
-        Ask(
-            draw_tokens(f"tuning {number}", length, vocabulary=subject.vocabulary, seed=subject.seed),
-            max_tokens=_ANSWER_TOKENS,
-            ignores_end=True,
-        )
-        for number in range(count)
-    )
-
-
-def _measure(setting: Setting, answers: Sequence[Answer], at_once: int) -> Measured:
-    if why := why_unanswered(answers):
-        return Measured(setting, why=why)
-    level = measure_level(at_once, answers, answer_tokens=_ANSWER_TOKENS)
-    return Measured(setting, level.tokens_per_second, level.ttft_p95_seconds, level.itl_seconds)
-
-
-def _judge(subject: Subject, measured: Sequence[Measured], limits: Limits, *, of: int) -> Finding:
+def _judge(subject: Subject, ladders: Ladders, launched: Sequence[Measured], limits: Limits) -> Finding:
     """It is information: whatever is found, the model serves."""
     within = f"TTFT p95 up to {limits.ttft_seconds:g} s, {limits.itl_seconds * 1000:g} ms between tokens"
-    best = best_of(measured, limits)
-    answered = best is not None and not best.why
-    keeps = best is not None and best.excess(limits) <= 1
-    details = {
+    standing = standing_of(launched, limits)
+    if standing is None or standing.best.why:
+        why = standing.best.why if standing is not None else "nothing was launched"
+        rows = _details(subject, ladders, launched, limits, None)
+        return Finding(SKIPPED, limit=within, why=f"no setting could be measured: {why}", details=rows)
+    best = standing.best
+    own = next(one for one in joined(launched) if one.setting == ladders.own)
+    named = _named(subject.engine, best.setting) if best.setting != own.setting else "as it was asked for"
+    figure = f"{_rate(best)} with {named}" if best.setting != own.setting else f"{_rate(best)} {named}"
+    tried = f"{len(joined(launched))} of {len(ladders.settings)} settings were tried"
+    said = (_why(best, own, limits), _doubt(subject, standing, limits), tried)
+    told = f"{'; '.join(filter(None, said))}, each asked {subject.most_at_once} at once"
+    return Finding(PASSED, figure, within, told, _details(subject, ladders, launched, limits, best))
+
+
+def _why(best: Measured, own: Measured, limits: Limits) -> str:
+    if not best.keeps(limits):
+        return "none keeps within the limits, this one is nearest"
+    if best.setting == own.setting:
+        return "nothing else that was tried is clearly better: no other settings are advised"
+    if own.why:
+        return f"the run's own settings brought nothing: {own.why}"
+    if not own.keeps(limits):
+        return "it keeps within the limits, and the run's own settings do not"
+    return f"the run's own settings brought {_rate(own)}, both measured twice"
+
+
+def _doubt(subject: Subject, standing: Standing, limits: Limits) -> str:
+    """What looked better and could not be confirmed; empty where there is no such thing."""
+    if standing.challenger is None:
+        return ""
+    named = _named(subject.engine, standing.challenger.setting)
+    brought = _rate(standing.challenger) if standing.challenger.keeps(limits) else "nearer to the limits"
+    return f"{named} looked better ({brought}), and no launch was left to measure both again"
+
+
+def _named(engine: str, setting: Setting) -> str:
+    options = options_of(engine, setting)
+    return ", ".join(f"{name} {value}" for name, value in options.items()) or "as it was asked for"
+
+
+def _rate(one: Measured) -> str:
+    return f"{one.tokens_per_second:.0f} tokens/s ± {one.spread_ratio:.0%}"
+
+
+def _details(
+    subject: Subject,
+    ladders: Ladders,
+    launched: Sequence[Measured],
+    limits: Limits,
+    best: Measured | None,
+) -> dict[str, Any]:
+    """For the report. `best` of it: options to serve with, where they are clearly better than the run's."""
+    keeps = best is not None and best.keeps(limits)
+    marks = {} if best is None else {best.setting: "is_best" if keeps else "is_nearest"}
+    advised = best is not None and keeps and best.setting != ladders.own
+    return {
         "options": [name for name in OPTION_NAMES[subject.engine] if name],
-        "settings": [_row(one, subject.forecasts, is_best=keeps and one is best) for one in measured],
+        "settings": [
+            _row(one, subject.forecasts, own=ladders.own, mark=marks.get(one.setting, ""))
+            for one in joined(launched)
+        ],
         "skipped": [
             {"sequences": s.sequences, "tokens": s.tokens, "why": f.why}
             for s, f in subject.forecasts.items()
-            if f.forbids
+            if f.forbids and s != ladders.own
         ],
         "at_once": subject.most_at_once,
         "ttft_limit_seconds": limits.ttft_seconds,
         "itl_limit_seconds": limits.itl_seconds,
-        "best": None if best is None or not keeps else options_of(subject.engine, best.setting),
+        "best": options_of(subject.engine, best.setting) if best is not None and advised else None,
     }
-    if best is None or not answered:
-        why = best.why if best is not None else "the memory plan leaves no setting to launch"
-        return Finding(SKIPPED, limit=within, why=f"no setting could be measured: {why}", details=details)
-    named = ", ".join(f"{name} {value}" for name, value in options_of(subject.engine, best.setting).items())
-    figure = f"{best.tokens_per_second:.0f} tokens/s with {named}"
-    tried = f"{len(measured)} of {of} settings were launched, each asked {subject.most_at_once} at once"
-    if not keeps:
-        why = f"none keeps within the limits, this one is nearest; {tried}"
-        return Finding(PASSED, figure, within, why, details)
-    return Finding(PASSED, figure, within, f"the most within the limits; {tried}", details)
 
 
-def _row(one: Measured, forecasts: Mapping[Setting, Forecast], *, is_best: bool) -> dict[str, Any]:
+def _row(one: Measured, forecasts: Mapping[Setting, Forecast], *, own: Setting, mark: str) -> dict[str, Any]:
     forecast = forecasts.get(one.setting, Forecast())
     return {
         "sequences": one.setting.sequences,
         "tokens": one.setting.tokens,
         "tokens_per_second": one.tokens_per_second,
+        "spread_ratio": one.spread_ratio,
+        "rounds": [each.tokens_per_second for each in one.rounds],
+        "launches": one.launches,
         "ttft_p95_seconds": one.ttft_p95_seconds,
         "itl_seconds": one.itl_seconds,
         "memory": forecast.verdict,
         "needed_bytes": forecast.needed_bytes,
         "why": one.why,
-        "is_best": is_best,
+        "is_own": one.setting == own,
+        "is_best": mark == "is_best",
+        "is_nearest": mark == "is_nearest",
     }

@@ -12,6 +12,7 @@ from exaserve_ops.validation.domain.asking import (
     AskAll,
     Finding,
     LaunchAgain,
+    Launched,
     Load,
     LookAtLoad,
     Procedure,
@@ -23,12 +24,13 @@ from exaserve_ops.validation.domain.judging import (
     find_divergences,
     find_knee,
     first_difference,
-    measure_level,
+    middle_of,
     quantile,
     why_unanswered,
 )
 from exaserve_ops.validation.domain.launching import check_sleep, check_tuning
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED, SKIPPED
+from exaserve_ops.validation.domain.measuring import measure
 from exaserve_ops.validation.domain.prompts import GOLDEN_TOKENS, draw_tokens, golden_prompts
 
 MEMORY_TOLERANCE_RATIO = 0.05
@@ -36,8 +38,6 @@ ALTERNATIVES = 5
 _TELLS_LOGPROBS = frozenset({"vllm", "sglang"})
 _PREFIX_TOKENS = 1024
 _STEPS = (0.25, 0.5, 0.75, 1.0)
-_RAMP_PROMPT_TOKENS = 128
-_RAMP_ANSWER_TOKENS = 16
 _LOOKS_UNTIL_FREE = 15
 _IDLE_RATIO, _IDLE_SECONDS = 3.0, 0.5
 _REPLACEMENT = "\ufffd"
@@ -202,28 +202,19 @@ def check_context(subject: Subject) -> Procedure:
 
 def check_concurrency(subject: Subject) -> Procedure:
     """Twice as many requests at once, again and again; the knee is the number to serve with."""
-    length = max(1, min(_RAMP_PROMPT_TOKENS, subject.context_tokens // 4))
     levels: list[Level] = []
     at_once = 1
     while at_once <= subject.most_at_once:
-        asks = tuple(
-            Ask(
-                draw_tokens(f"ramp {at_once} {n}", length, vocabulary=subject.vocabulary, seed=subject.seed),
-                max_tokens=_RAMP_ANSWER_TOKENS,
-                ignores_end=True,
-            )
-            for n in range(max(4, 2 * at_once))
-        )
-        answers: Sequence[Answer] = yield AskAll(asks, at_once=at_once)
-        if why := why_unanswered(answers):
-            told = f"with {at_once} at once: {why}"
+        seen = yield from measure(subject, f"ramp {at_once}", at_once)
+        if seen.why:
+            told = f"with {at_once} at once: {seen.why}"
             return Finding(FAILED, f"{at_once} at once", "all answered", told, {"levels": _rows(levels)})
-        levels.append(measure_level(at_once, answers, answer_tokens=_RAMP_ANSWER_TOKENS))
+        levels.append(middle_of(seen.levels))
         at_once *= 2
     knee = find_knee(levels)
     if knee is None:
         return Finding(SKIPPED, why="no request was to be sent at once")
-    figure = f"{knee.tokens_per_second:.0f} tokens/s with {knee.at_once} at once"
+    figure = f"{knee.tokens_per_second:.0f} tokens/s ± {knee.spread_ratio:.0%} with {knee.at_once} at once"
     if knee.at_once == levels[-1].at_once > 1:
         why = "the most that was tried: more at once may bring more"
     else:
@@ -275,7 +266,9 @@ def check_blocks(subject: Subject) -> Procedure:  # noqa: ARG001 - every check i
 def check_again(subject: Subject) -> Procedure:
     """Another launch of the same release gives the same tokens."""
     known: Sequence[Sequence[int]] = subject.earlier.get(catalogue.GOLDEN, {}).get("tokens", ())
-    yield LaunchAgain()
+    launched: Launched = yield LaunchAgain()
+    if not launched.done:
+        return Finding(FAILED, why=f"another launch did not become ready: {launched.why}")
     answers: Sequence[Answer] = yield AskAll(golden_asks(subject))
     if why := why_unanswered(answers):
         return Finding(FAILED, why=why)
@@ -334,6 +327,7 @@ def _rows(levels: Sequence[Level]) -> list[dict[str, Any]]:
             "ttft_p50_seconds": level.ttft_p50_seconds,
             "ttft_p95_seconds": level.ttft_p95_seconds,
             "itl_seconds": level.itl_seconds,
+            "spread_ratio": level.spread_ratio,
         }
         for level in levels
     ]

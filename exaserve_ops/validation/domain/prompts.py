@@ -6,6 +6,9 @@ import hashlib
 
 GOLDEN_TOKENS = 24
 """Length of each golden answer."""
+LOAD_ANSWER_TOKENS = 32
+"""Length of each answer under load."""
+_LOAD_PROMPT_TOKENS = 256
 _SPREAD = (16, 24, 40, 64, 96, 144, 200, 256)
 """Lengths of golden prompts: below, at and above usual block sizes."""
 _LOWEST_PART, _HIGHEST_PART = 4, 2
@@ -23,6 +26,11 @@ def draw_tokens(label: str, count: int, *, vocabulary: int, seed: int = 0) -> tu
         drawn += [low + int.from_bytes(digest[i : i + 4]) % span for i in range(0, len(digest), 4)]
         block += 1
     return tuple(drawn[:count])
+
+
+def load_prompt_tokens(context_tokens: int) -> int:
+    """Length of each prompt under load: the ramp and the search for the best settings ask the same."""
+    return max(1, min(_LOAD_PROMPT_TOKENS, context_tokens // 4))
 
 
 def golden_prompts(*, vocabulary: int, context_tokens: int, seed: int = 0) -> tuple[tuple[int, ...], ...]:
