@@ -11,6 +11,7 @@ from exaserve_ops.dashboard.forms import MIB, MOST_MEMORY_MIB, read_options
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.domain.engine_launch import SGLANG, TORCH, VLLM
 from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.services.deployments import BOUNDS
 from exaserve_ops.serving.services.options import BUILT_IN_ENGINES
 from exaserve_ops.validation.services import (
     LEAST_LIMIT_SECONDS,
@@ -56,8 +57,15 @@ class ValidationForm(forms.Form):
         help_text="Empty: computed from the model.",
     )
     accelerators_per_replica = forms.IntegerField(
-        min_value=1, max_value=1024, initial=1, label="Accelerators per replica"
-    )
+        min_value=1, max_value=1024, initial=1, label="Accelerators per replica",
+        help_text="On each node that it runs on.",
+    )  # fmt: skip
+    nodes_per_replica = forms.IntegerField(
+        min_value=1, max_value=BOUNDS["nodes_per_replica"][1], initial=1, required=False,
+        label="Nodes per replica",
+        help_text="More than 1: it runs on so many nodes of one supernode at once, and memory is of each. Its"
+        " engine is told how by an option, as “torch: pipeline_stages = 2” or “vllm: tensor_parallel_size = 2”.",
+    )  # fmt: skip
     nodes = forms.CharField(
         max_length=300, required=False, help_text="Names, separated by commas. Empty: any node with room."
     )
@@ -103,6 +111,7 @@ def wish_of(model: Model, data: dict[str, Any]) -> ValidationWish:
         engine_options=data["engine_options"],
         replica_memory_bytes=(data["memory_mib"] or 0) * MIB,
         accelerators_per_replica=data["accelerators_per_replica"],
+        nodes_per_replica=data["nodes_per_replica"] or 1,
         nodes=tuple(name.strip() for name in data["nodes"].split(",") if name.strip()),
         idle_seconds=data["idle_seconds"],
         most_at_once=data["most_at_once"],

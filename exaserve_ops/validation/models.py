@@ -25,6 +25,9 @@ class Validation(models.Model):
     )
     replica_memory_bytes = models.BigIntegerField(default=0, help_text="Of each trial; 0: computed.")
     accelerators_per_replica = models.PositiveSmallIntegerField(default=1)
+    nodes_per_replica = models.PositiveSmallIntegerField(
+        default=1, help_text="More than 1: each trial runs on so many nodes of one supernode at once."
+    )
     nodes = ArrayField(
         models.CharField(max_length=64),
         default=list,

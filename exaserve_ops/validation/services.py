@@ -12,25 +12,30 @@ from uuid import UUID
 from django.db import transaction
 
 from exaserve_ops.audit.services import Subject, record_event
+from exaserve_ops.inventory.domain.liveness import RETIRED
 from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import nodes_with_hardware, supernode_of
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.lifecycle import ACTIVE
+from exaserve_ops.serving.domain.memory_plan import CPU
 from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.deployments import (
+    BOUNDS,
     DeploymentWish,
     create_deployment,
     delete_deployment,
     update_deployment,
 )
-from exaserve_ops.serving.services.options import check_engine, check_options, check_parts
+from exaserve_ops.serving.services.options import check_engine
 from exaserve_ops.serving.services.releases import ReleaseWish, adopt_release, find_or_create_release
 from exaserve_ops.serving.services.replicas import replace_replica
 from exaserve_ops.validation.domain import lifecycle as states
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.catalogue import BY_NAME, plan_checks
 from exaserve_ops.validation.domain.lifecycle import CHECK, VALIDATION
+from exaserve_ops.validation.domain.spanning import Candidate, find_obstacle
 from exaserve_ops.validation.models import Validation, ValidationCheck
 
 ACTOR = "controller:validations"
@@ -57,6 +62,8 @@ class ValidationWish:
     """By engine."""
     replica_memory_bytes: int = 0
     accelerators_per_replica: int = 1
+    nodes_per_replica: int = 1
+    """More than one: each trial runs on so many nodes at once, with what is said above on each."""
     nodes: tuple[str, ...] = ()
     idle_seconds: int = 30
     most_at_once: int = 32
@@ -72,7 +79,7 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
     model = Model.objects.select_for_update().filter(pk=wish.model_id).first()
     if model is None:
         raise InvalidInputError("model", "no such model is registered")
-    _check_wish(wish, reason, model)
+    _check_wish(wish, reason)
     live = Validation.objects.filter(
         model=model, status__in=VALIDATION.live, engines__overlap=list(wish.engines)
     )
@@ -84,6 +91,7 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
         engine_options={engine: dict(options) for engine, options in wish.engine_options.items()},
         replica_memory_bytes=wish.replica_memory_bytes,
         accelerators_per_replica=wish.accelerators_per_replica,
+        nodes_per_replica=wish.nodes_per_replica,
         nodes=list(wish.nodes),
         idle_seconds=wish.idle_seconds,
         most_at_once=wish.most_at_once,
@@ -95,6 +103,8 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
         created_at=now,
         status_changed_at=now,
     )
+    for engine in validation.engines:
+        _check_trial(validation, engine, now=now)
     ValidationCheck.objects.bulk_create(
         ValidationCheck(validation=validation, position=position, name=check.name, engine=check.engine)
         for position, check in enumerate(plan_checks(validation.engines), 1)
@@ -105,18 +115,15 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
     return validation
 
 
-def _check_wish(wish: ValidationWish, reason: str, model: Model) -> None:
+def _check_wish(wish: ValidationWish, reason: str) -> None:
     if not reason.strip():
         raise InvalidInputError("reason", "say why; it stands in the history")
     if not 1 <= len(set(wish.engines)) <= MOST_ENGINES:
         raise InvalidInputError("engines", f"name one to {MOST_ENGINES} engines")
     for engine in wish.engines:
         check_engine(engine)
-    for engine, options in wish.engine_options.items():
-        if engine not in wish.engines:
-            raise InvalidInputError("engine_options", f"'{engine}' is not among the engines")
-        check_options(engine, options, wish.accelerators_per_replica)
-        check_parts(engine, options, model)
+    for engine in wish.engine_options.keys() - set(wish.engines):
+        raise InvalidInputError("engine_options", f"'{engine}' is not among the engines")
     _check_nodes(wish.nodes)
     _check_bounds(wish)
 
@@ -127,7 +134,8 @@ def _check_bounds(wish: ValidationWish) -> None:
         ("most_at_once", wish.most_at_once, 1, MOST_AT_ONCE),
         ("most_launches", wish.most_launches, 0, MOST_LAUNCHES),
         ("replica_memory_bytes", wish.replica_memory_bytes, 0, 1 << 50),
-        ("accelerators_per_replica", wish.accelerators_per_replica, 1, 1024),
+        ("accelerators_per_replica", wish.accelerators_per_replica, *BOUNDS["accelerators_per_replica"]),
+        ("nodes_per_replica", wish.nodes_per_replica, *BOUNDS["nodes_per_replica"]),
     )
     for name, value, least, most in bounds:
         if not least <= value <= most:
@@ -138,6 +146,36 @@ def _check_bounds(wish: ValidationWish) -> None:
     ):
         if not LEAST_LIMIT_SECONDS <= seconds <= MOST_LIMIT_SECONDS:
             raise InvalidInputError(name, f"give {LEAST_LIMIT_SECONDS:g} to {MOST_LIMIT_SECONDS:g} seconds")
+
+
+def _check_trial(validation: Validation, engine: str, *, now: datetime) -> None:
+    """Refuse what no engine can be tried with, before anything starts. Raises `InvalidInputError`.
+
+    The trial is made and taken back, so that all that a deployment is refused for is refused here.
+    """
+    try:
+        with transaction.atomic():
+            create_deployment(_trial_wish(validation, engine), actor=ACTOR, now=now)
+            transaction.set_rollback(True)
+        if validation.nodes_per_replica > 1:
+            _check_span(validation, engine)
+    except InvalidInputError as error:
+        whose = f"{engine}: " if len(validation.engines) > 1 else ""
+        raise InvalidInputError(error.field, f"{whose}{error.message}") from error
+
+
+def _check_span(validation: Validation, engine: str) -> None:
+    offering = nodes_with_hardware().exclude(liveness=RETIRED).filter(engines__contains=[engine])
+    if validation.nodes:
+        offering = offering.filter(name__in=validation.nodes)
+    candidates = [
+        Candidate(supernode_of(node), any(one.kind != CPU for one in node.accelerators.all()))
+        for node in offering
+    ]
+    options = validation.engine_options.get(engine, {})
+    obstacle = find_obstacle(engine, options, validation.nodes_per_replica, candidates)
+    if obstacle is not None:
+        raise InvalidInputError(obstacle.field, obstacle.why)
 
 
 def _check_nodes(names: tuple[str, ...]) -> None:
@@ -241,25 +279,29 @@ def make_trial(validation: Validation, engine: str, *, now: datetime) -> Deploym
         return held.trial
     if held.status != states.RUNNING:
         raise ConflictError(f"the validation is {held.status} by now")
-    name = f"validation-{str(held.pk)[:8]}-{engine}-{secrets.token_hex(2)}"
-    wish = DeploymentWish(
+    deployment = create_deployment(_trial_wish(held, engine), actor=ACTOR, now=now)
+    Validation.objects.filter(pk=held.pk).update(trial=deployment)
+    ring("validation", held.pk)
+    return deployment
+
+
+def _trial_wish(validation: Validation, engine: str) -> DeploymentWish:
+    name = f"validation-{str(validation.pk)[:8]}-{engine}-{secrets.token_hex(2)}"
+    return DeploymentWish(
         name=name[:60],
-        model_id=held.model_id,
+        model_id=validation.model_id,
         replicas=1,
         engine=engine,
-        engine_options=held.engine_options.get(engine, {}),
+        engine_options=validation.engine_options.get(engine, {}),
         served_name=f"{PRIVATE_PREFIX}{secrets.token_hex(16)}",
-        nodes=tuple(held.nodes),
-        replica_memory_bytes=held.replica_memory_bytes,
-        accelerators_per_replica=held.accelerators_per_replica,
+        nodes=tuple(validation.nodes),
+        replica_memory_bytes=validation.replica_memory_bytes,
+        accelerators_per_replica=validation.accelerators_per_replica,
+        nodes_per_replica=validation.nodes_per_replica,
         drain_seconds=_TRIAL_DRAIN_SECONDS,
         balance_sessions=False,
         is_trial=True,
     )
-    deployment = create_deployment(wish, actor=ACTOR, now=now)
-    Validation.objects.filter(pk=held.pk).update(trial=deployment)
-    ring("validation", held.pk)
-    return deployment
 
 
 @transaction.atomic

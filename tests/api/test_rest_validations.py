@@ -9,10 +9,11 @@ import pytest
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
-from exaserve_ops.serving.models import Model
+from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
 from exaserve_ops.validation.models import Validation
+from exaserve_ops.validation.selectors import subject_of_check
 from exaserve_ops.validation.services import advance_validation, end_trial, make_trial, record_finding
 from tests.fakes.world import NOW, JsonClient, client_with_key, make_model, make_node, make_user
 
@@ -75,6 +76,42 @@ def test_what_is_asked_of_it_is_what_the_report_says(operator: JsonClient, model
     assert {name: told[name] for name in asked} == asked
 
 
+def test_validation_over_several_nodes_is_taken_where_a_supernode_is_large_enough(
+    operator: JsonClient, model: Model
+) -> None:
+    asked = {"nodes_per_replica": 2, "engine_options": {"torch": {"pipeline_stages": 2}}}
+    make_node("apart", rack="r2", supernode="s2")
+    make_node("one", rack="r3", supernode="s1")
+    refused = operator.post(VALIDATIONS, wish_of(model, **asked))
+    assert refused.status_code == 400
+    assert "no supernode has more than 1" in str(refused.json()["error"])
+    assert not Deployment.objects.exists(), "what was made to look is taken back"
+    make_node("two", rack="r4", supernode="s1")
+    few = operator.post(VALIDATIONS, wish_of(model, **asked, nodes=["one", "apart"]))
+    assert few.status_code == 400
+    made = operator.post(VALIDATIONS, wish_of(model, **asked))
+    assert made.status_code == 201, made.json()
+    assert made.json()["nodes_per_replica"] == 2
+    validation = advance_validation(UUID(made.json()["id"]), "start", why="", actor="test", now=NOW)
+    assert make_trial(validation, "torch", now=NOW).nodes_per_replica == 2
+    assert "several nodes" in subject_of_check(validation, "torch").why_no_sleep
+
+
+def test_what_a_deployment_is_refused_for_is_refused_before_anything_starts_for_the_engine_it_is_of(
+    operator: JsonClient, model: Model
+) -> None:
+    node = make_node("with-vllm")
+    node.engines, node.engine_versions = ["torch", "vllm"], {"vllm": "0.33.0"}
+    node.save()
+    wish = wish_of(model, engines=["torch", "vllm"], accelerators_per_replica=2)
+    refused = operator.post(VALIDATIONS, wish)
+    assert refused.status_code == 400, "vLLM runs on one accelerator unless it is told"
+    assert "vllm: " in str(refused.json()["error"])
+    assert "accelerators_per_replica" in str(refused.json()["error"])
+    told = operator.post(VALIDATIONS, wish | {"engine_options": {"vllm": {"tensor_parallel_size": 2}}})
+    assert told.status_code == 201, told.json()
+
+
 def test_what_an_engine_is_tried_in_is_the_validations_alone(operator: JsonClient, model: Model) -> None:
     asked = operator.post(VALIDATIONS, wish_of(model)).json()
     validation = advance_validation(UUID(asked["id"]), "start", why="", actor="test", now=NOW)
@@ -106,6 +143,9 @@ def test_one_at_a_time_of_a_model_on_an_engine(operator: JsonClient, model: Mode
         ({"engine_options": {"torch": {"x": [1]}}}, "engine_options.x"),
         ({"idle_seconds": 999_999}, "idle_seconds"),
         ({"most_at_once": 0}, "most_at_once"),
+        ({"most_at_once": 257}, "most_at_once"),
+        ({"nodes_per_replica": 2}, "nodes_per_replica"),
+        ({"nodes_per_replica": 65}, "nodes_per_replica"),
         ({"most_launches": 25}, "most_launches"),
         ({"ttft_limit_seconds": 0}, "ttft_limit_seconds"),
         ({"nodes": ["no such node"]}, "nodes"),

@@ -75,6 +75,10 @@ def test_form_asks_for_a_validation_and_says_what_is_wrong(operator: Client, wor
     assert "name = value" in wrong.content.decode()
     much = operator.post(address, form | {"reason": "x", "memory_mib": 2**30 + 1})
     assert "less than or equal to 1073741824" in much.context["form"].errors["memory_mib"][0]
+    wide = form | {"reason": "wide", "nodes_per_replica": 2, "engine_options": "pipeline_stages = 2"}
+    told = operator.post(address, wide).context["form"].errors["nodes_per_replica"]
+    assert "2 nodes of one supernode are needed" in told[0]
+    assert not Validation.objects.exists()
     made = operator.post(address, form | {"reason": "new weights", "engine_options": "max_num_seqs = 3"})
     validation = Validation.objects.get()
     assert made["Location"] == reverse("validation", args=[validation.pk])
@@ -142,7 +146,8 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
     row = {
         "sequences": 16, "tokens": 2048, "tokens_per_second": 812.0, "ttft_p95_seconds": 0.4,
         "itl_seconds": 0.02, "memory": "tight", "needed_bytes": 9 << 30, "why": "", "is_best": True,
-        "is_nearest": False, "is_own": False, "spread_ratio": 0.04, "rounds": [780.0, 812.0, 845.0], "launches": 2,
+        "is_nearest": False, "is_own": False, "spread_ratio": 0.04, "rounds": [780.0, 812.0, 845.0],
+        "launches": 2,
     }  # fmt: skip
     died = row | {"sequences": 32, "why": "CUDA out of <memory>", "is_best": False, "ttft_p95_seconds": None}
     own = row | {"sequences": 0, "tokens": 0, "tokens_per_second": 700.0, "is_own": True, "is_best": False}
@@ -160,7 +165,7 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
     for told in (
         "max_num_batched_tokens",
         "Best within the limits",
-        "± 4%",
+        "812 ± 4.0",
         "As it was asked for.",
         "not told",
         "tight, 9",
@@ -187,7 +192,8 @@ def test_table_marks_the_nearest_setting_and_the_limits_that_are_broken(
 ) -> None:
     row = {
         "sequences": 16, "tokens": 0, "tokens_per_second": 812.0, "ttft_p95_seconds": 2.5,
-        "itl_seconds": 0.02, "memory": "", "needed_bytes": None, "why": "", "is_best": False, "is_nearest": True,
+        "itl_seconds": 0.02, "memory": "", "needed_bytes": None, "why": "", "is_best": False,
+        "is_nearest": True,
     }  # fmt: skip
     far = row | {"sequences": 32, "ttft_p95_seconds": 9.0, "itl_seconds": 0.5, "is_nearest": False}
     details = {

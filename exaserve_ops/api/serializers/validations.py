@@ -8,6 +8,7 @@ from drf_spectacular.utils import extend_schema_field
 from rest_framework import serializers
 
 from exaserve_ops.api.serializers.strict import StrictSerializer
+from exaserve_ops.serving.services.deployments import BOUNDS
 from exaserve_ops.validation.domain.catalogue import BY_NAME
 from exaserve_ops.validation.models import Validation, ValidationCheck
 from exaserve_ops.validation.services import (
@@ -72,6 +73,7 @@ class ValidationSerializer(serializers.ModelSerializer[Validation]):
             "engine_options",
             "replica_memory_bytes",
             "accelerators_per_replica",
+            "nodes_per_replica",
             "nodes",
             "idle_seconds",
             "most_at_once",
@@ -117,6 +119,14 @@ class ValidationRequestSerializer(StrictSerializer):
     )
     accelerators_per_replica = serializers.IntegerField(
         min_value=1, max_value=1024, required=False, default=1
+    )
+    nodes_per_replica = serializers.IntegerField(
+        min_value=1,
+        max_value=BOUNDS["nodes_per_replica"][1],
+        required=False,
+        default=1,
+        help_text="More than 1: each trial runs on so many nodes of one supernode at once, with the "
+        "memory and the accelerators above on each. All engines of the run are tried so.",
     )
     nodes = serializers.ListField(
         child=serializers.CharField(max_length=64), required=False, default=list, help_text="Empty: any."

@@ -62,6 +62,7 @@ class ValidationViewSet(ReadableViewSet[Validation]):
             engine_options=body["engine_options"],
             replica_memory_bytes=body["replica_memory_bytes"],
             accelerators_per_replica=body["accelerators_per_replica"],
+            nodes_per_replica=body["nodes_per_replica"],
             nodes=tuple(body["nodes"]),
             idle_seconds=body["idle_seconds"],
             most_at_once=body["most_at_once"],
