@@ -63,8 +63,8 @@ class ValidationForm(forms.Form):
     nodes_per_replica = forms.IntegerField(
         min_value=1, max_value=BOUNDS["nodes_per_replica"][1], initial=1, required=False,
         label="Nodes per replica",
-        help_text="More than 1: it runs on so many nodes of one supernode at once, and memory is of each. Its"
-        " engine is told how by an option, as “torch: pipeline_stages = 2” or “vllm: tensor_parallel_size = 2”.",
+        help_text="More than 1: it runs on so many nodes of one supernode at once, and memory is of each;"
+        " options tell the engine how: “torch: pipeline_stages = 2” or “vllm: tensor_parallel_size = 2”.",
     )  # fmt: skip
     nodes = forms.CharField(
         max_length=300, required=False, help_text="Names, separated by commas. Empty: any node with room."
