@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exaserve_ops.serving.domain.launch_import import Draft
-from exaserve_ops.serving.domain.launch_words import PasteError, read_command
+from exaserve_ops.serving.domain.launch_words import PasteError, read_commands
 from exaserve_ops.serving.domain.paste_import import read_paste
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import option_arguments
@@ -19,7 +19,7 @@ from workers.protocol.engines.tables import TABLES
 
 
 def draft_of(text: str) -> Draft:
-    (draft,) = read_paste(text)
+    (draft,) = read_paste(text).drafts
     return draft
 
 
@@ -249,7 +249,7 @@ def test_flags_behind_a_line_without_a_backslash_are_read_and_said() -> None:
 def test_a_second_command_is_left_out_and_said() -> None:
     draft = draft_of("vllm serve m --seed 1 && rm -rf / --seed 2")
     assert draft.options == {"seed": 1}
-    assert "is another command, and is left out" in said(draft)
+    assert "not read, since no engine is started by it: rm" in said(draft)
     exported = draft_of("export VLLM_LOGGING_LEVEL=DEBUG\nvllm serve m --seed 1")
     assert exported.options["seed"] == 1
 
@@ -333,7 +333,7 @@ def test_workloads_and_services_are_read_by_their_containers() -> None:
         ("", "there is nothing in it"),
         ("# only a comment", "there is nothing in it"),
         ("x" * 20_001, "at most 20,000 are read"),
-        ("vllm serve 'm", "opened and never closed"),
+        ("vllm serve m \\\n --seed '1", "a quote ' is opened in line 2 and never closed"),
         ("vllm\0serve", "NUL"),
         ("a: &x [1]\nb: *x\n", "aliases"),
         ("a: [1\n", "no YAML"),
@@ -358,7 +358,7 @@ _WORDS = st.text(
 )
 def test_whatever_is_pasted_is_read_or_refused(text: str) -> None:
     try:
-        drafts = read_paste(text)
+        drafts = read_paste(text).drafts
     except PasteError:
         return
     for draft in drafts:
@@ -372,4 +372,5 @@ def test_whatever_is_pasted_is_read_or_refused(text: str) -> None:
     st.lists(st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1, max_size=12), max_size=8)
 )
 def test_quoted_words_come_out_as_they_went_in(words: list[str]) -> None:
-    assert read_command(shlex.join(["vllm", *words])).words == ("vllm", *words)
+    (command,) = read_commands(shlex.join(["vllm", *words]))
+    assert command.words == ("vllm", *words)

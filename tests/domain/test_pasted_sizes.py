@@ -9,7 +9,7 @@ from exaserve_ops.serving.domain.paste_import import read_paste
 
 
 def draft_of(text: str) -> Draft:
-    (draft,) = read_paste(text)
+    (draft,) = read_paste(text).drafts
     return draft
 
 

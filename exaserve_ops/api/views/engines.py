@@ -43,7 +43,7 @@ class EngineViewSet(OpsViewSet[Deployment]):
         """Read a pasted launch into drafts of deployments, saying what was not understood. Stores nothing."""
         body = self.read_body(LaunchImportSerializer)
         try:
-            drafts = read_paste(body["text"])
+            pasted = read_paste(body["text"])
         except PasteError as error:
             raise InvalidInputError("text", f"this cannot be read: {error}") from error
-        return Response(DraftsSerializer({"drafts": drafts}).data)
+        return Response(DraftsSerializer({"drafts": pasted.drafts}).data)

@@ -78,11 +78,13 @@ def deployment_import(request: HttpRequest) -> HttpResponse:
     context: dict[str, Any] = {"title": "Import a launch", "paste": paste}
     if paste.is_valid():
         try:
-            drafts = read_paste(paste.cleaned_data["text"])
+            pasted = read_paste(paste.cleaned_data["text"])
         except PasteError as error:
             paste.add_error("text", f"This cannot be read: {error}.")
         else:
-            context |= _drafted(drafts, paste.cleaned_data["draft"] or 0)
+            context |= _drafted(pasted.drafts, paste.cleaned_data["draft"] or 0)
+            # Shown again, to be mended or to choose another draft, and without secrets.
+            context["paste"] = ImportForm(initial={"text": pasted.text})
     status = 422 if paste.errors else 200
     return render(request, "deployments/import.html", context, status=status)
 

@@ -1,8 +1,7 @@
-"""How many nodes and accelerators a pasted launch comes to, and what started it there."""
+"""How many nodes and accelerators a pasted launch comes to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.protocol.engines.option import Options
@@ -10,8 +9,6 @@ from workers.protocol.engines.tables import accelerators_of, parallel_words, spa
 
 _USUAL_ON_NODE = 8
 """Accelerators that a node has at most, but for rare ones."""
-_CONTAINERS = ("docker", "podman", "nerdctl", "apptainer", "singularity", "enroot")
-_STARTERS = ("srun", "sbatch", "salloc", "mpirun", "mpiexec", "orterun", "prun", "torchrun", "pdsh", "ray")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +52,3 @@ def _of_size(words: str, each: int, nodes: int) -> str:
         f"{words} need {each} accelerators on one node, and nodes with more than {_USUAL_ON_NODE} are rare: "
         f"{advice}"
     )
-
-
-def describe_prefix(words: Sequence[str]) -> tuple[str, str]:
-    """What stands before an engine's command, without variables, and what becomes of it; both may be empty.
-
-    Variables of a container are read on their own, and interpreters are part of the command.
-    """
-    said: list[str] = []
-    for place, word in enumerate(words):
-        name = word.rpartition("/")[2]
-        if name.startswith("python"):
-            break
-        is_variable = word in ("-e", "--env") or (place > 0 and words[place - 1] in ("-e", "--env"))
-        if not is_variable:
-            said.append(word)
-    if not said:
-        return "", ""
-    return " ".join(said), f"nothing: {_why_not(said[0].rpartition('/')[2])}"
-
-
-def _why_not(starter: str) -> str:
-    if starter in _STARTERS:
-        return (
-            "the fleet starts the ranks of a replica together; on how many nodes, nodes_per_replica says "
-            "(--nnodes)"
-        )
-    if starter in _CONTAINERS:
-        return "engines run in an environment of their node, not in a container"
-    return "a node's agent starts the engine itself"

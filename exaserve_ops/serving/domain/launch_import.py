@@ -8,9 +8,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from exaserve_ops.serving.domain.import_advice import advise, advise_flag
-from exaserve_ops.serving.domain.import_sizes import describe_prefix, size_launch
-from exaserve_ops.serving.domain.launch_words import Command, PasteError, is_unexpanded
-from workers.protocol.confidential import MASK, find_secret, mask
+from exaserve_ops.serving.domain.import_sizes import size_launch
+from exaserve_ops.serving.domain.launch_flags import (
+    MODEL_FLAGS,
+    NODES_FLAGS,
+    SERVED_FLAG,
+    becomes_nothing,
+    long_form,
+    stands_alone,
+)
+from exaserve_ops.serving.domain.launch_objects import OBJECT_FLAGS, read_object
+from exaserve_ops.serving.domain.launch_prefix import Prefix, read_prefix
+from exaserve_ops.serving.domain.launch_starts import Start
+from exaserve_ops.serving.domain.launch_words import is_unexpanded
+from exaserve_ops.serving.domain.pasted_secrets import HELD, holds_secret, mask_all, names_secret
+from workers.protocol.confidential import MASK, find_secret
 from workers.protocol.engines.kinds import EngineOptionError, IntegerOption, NumberOption, SwitchOption
 from workers.protocol.engines.option import (
     ENVIRONMENT,
@@ -21,57 +33,23 @@ from workers.protocol.engines.option import (
     extra_objection,
     read_version,
 )
-from workers.protocol.engines.sglang import SGLANG
 from workers.protocol.engines.tables import TABLES
-from workers.protocol.engines.vllm import VLLM
 
 Value = str | int | float | bool
 
-_STARTS = {
-    VLLM: (
-        ("vllm", "serve"),
-        ("-m", "vllm.entrypoints.openai.api_server"),
-        ("-m", "vllm.entrypoints.cli.main", "serve"),
-    ),
-    SGLANG: (("sglang", "serve"), ("-m", "sglang.launch_server")),
-}
-_IMAGES = re.compile(r"(?:^|/)(?:vllm-(?:openai|cpu|omni)[\w.-]*|vllm|sglang)(?::(?P<tag>[\w.+-]+))?$")
 _COUNT = re.compile(r"^[0-9]{1,9}$")
 _COUNTED = {"nodes": "nodes_per_replica"}
 """How counts are called where they become a field, if not by their own name."""
-_SCALED = re.compile(r"^(\d+(?:\.\d+)?)([kmgKMG])$")
-_SCALES = {"k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
-_MODEL = {VLLM: ("--model", "--model-tag"), SGLANG: ("--model", "--model-path")}
-_SERVED = "--served-model-name"
-_NODES = {VLLM: ("--nnodes", "-n"), SGLANG: ("--nnodes",)}
-_LONG = {"-r": "--node-rank"}
-"""Short forms of what the fleet decides; other engines have none."""
-_RANKS = "given by the fleet: it starts the ranks of a replica together and numbers them"
-_RENDEZVOUS = "given by the fleet: the first node's address, and a port that its agent leases"
-_AGENTS = {
-    "--host": "its agent chooses the address",
-    "--port": "its agent leases the ports",
-    "--uds": "replicas are reached by address and port",
-    "--node-rank": _RANKS,
-    "--headless": _RANKS,
-    "--dist-init-addr": _RENDEZVOUS,
-    "--nccl-init-addr": _RENDEZVOUS,
-    "--master-addr": _RENDEZVOUS,
-    "--master-port": _RENDEZVOUS,
-    "--nccl-port": "its agent leases the ports",
-    "--enable-metrics": "metrics are always on",
-    "--disable-log-stats": "metrics are always on",
-    "--download-dir": "weights come from the model that is registered here",
-    "--tokenizer": "the tokenizer comes with the model that is registered here",
-    "--api-server-count": "one API server answers for each replica",
-    "--enable-log-outputs": "what an engine answers is not written to logs here",
-    "--disaggregation-mode": "replicas that only prefill or only decode are not offered",
+_SCALED = re.compile(r"^([0-9]{1,15}(?:\.[0-9]{1,15})?)([kmgtKMGT])$")
+_SCALES = {
+    letter: base**power
+    for letters, base in (("kmgt", 1000), ("KMGT", 1024))
+    for power, letter in enumerate(letters, start=1)
 }
+_DASHES = ("\u2013", "\u2014", "\u2212")
+_CURLY_QUOTES = "\u201c\u201d\u2018\u2019"
+_NOT_KEPT = "by its name it is a secret, and those are not kept with a deployment"
 _UNWRITTEN = "a shell would have put a value there: write it out"
-_NEEDLESS = {
-    "--disable-log-requests": "requests are not logged unless asked for",
-    "--disable-uvicorn-access-log": "one line for each request costs little",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,10 +99,25 @@ class DraftReader:
         self.counts: dict[str, int] = {}
         """`replicas`, `nodes` and, on each of them, `accelerators`."""
         self.notes: list[str] = []
-        self.understood: list[Line] = []
-        self.not_understood: list[Line] = []
+        self.secrets: set[str] = set()
+        """Values that were recognised as secrets: no line of the draft has them."""
+        self._understood: list[Line] = []
+        self._not_understood: list[Line] = []
         self._extra: list[str] = []
         self._environment: list[str] = []
+
+    def tell(self, said: str, became: str) -> None:
+        """Say what became of something; it is masked in the end, when all secrets are known."""
+        self._understood.append(Line(said, became))
+
+    def refuse(self, said: str, why: str) -> None:
+        """Say why something was left out."""
+        self._not_understood.append(Line(said, why))
+
+    def hide(self, name: str, values: Iterable[str], why: str) -> None:
+        """Take no secret: it is dropped, and shown nowhere."""
+        self.secrets.update(value for value in values if not is_unexpanded(value))
+        self.tell(f"{name} {MASK}" if name.startswith("-") else f"{name}={MASK}", f"nothing: {why}")
 
     # -- options ---------------------------------------------------------------------------------
     def take_arguments(self, words: Sequence[str]) -> None:
@@ -133,7 +126,7 @@ class DraftReader:
         while place < len(words):
             word = words[place]
             place += 1
-            if not word.startswith("-"):
+            if not word.startswith(("-", *_DASHES)):
                 self._take_positional(word)
                 continue
             flag, equals, value = word.partition("=")
@@ -141,20 +134,27 @@ class DraftReader:
             place += self._take_flag(flag, following, given=bool(equals))
 
     def _take_positional(self, word: str) -> None:
-        if "model" in self.named:
-            self.not_understood.append(Line(mask(word), "it belongs to no option"))
+        if any(letter in _CURLY_QUOTES for letter in word):
+            self.refuse(word, "it has typographic quotes, which are part of the word: write plain ones")
+        elif "model" in self.named:
+            self.refuse(word, "it belongs to no option")
         else:
             self.take_named("model", word, said=word)
 
     def _take_flag(self, flag: str, values: list[str], *, given: bool) -> int:
         """Read one flag; says how many of the words behind it belong to it."""
+        if flag.startswith(_DASHES):
+            said = " ".join([flag, *values])
+            self.refuse(said, f"it begins with a typographic dash ({flag[0]}): write - or --")
+            return 0 if given else len(values)
         known = self._take_known(_dashed(flag), flag, values)
         if known is not None:
             return 0 if given else min(known, len(values))
-        option = self._find(flag)
-        if option is None:
-            self._take_unknown(flag, values, given=given)
+        like = self._find(flag)
+        if len(like) != 1:
+            self._take_unknown(flag, values, like, given=given)
             return 0 if given else len(values)
+        option = like[0]
         switch = isinstance(option.kind, SwitchOption)
         told = bool(values) and (given or not switch or values[0].lower() in ("true", "false"))
         off = _dashed(flag) == option.off_flag
@@ -164,116 +164,155 @@ class DraftReader:
 
     def _take_known(self, dashed: str, flag: str, values: list[str]) -> int | None:
         """Flags that become no option; says how many words they take, `None` if it is none of them."""
-        said = " ".join([flag, *values[:1]])
+        said, first = " ".join([flag, *values[:1]]), values[0] if values else ""
+        dashed = long_form(dashed)
         if find_secret(flag):
-            told = f"{flag} {MASK}"
-            self.understood.append(
-                Line(told, "nothing: engines here get a key of their own; make API keys for clients")
-            )
+            self.hide(flag, values, "engines here get a key of their own; make API keys for clients")
             return len(values)
-        if dashed in _MODEL[self.engine]:
-            self.take_named("model", values[0] if values else "", said=said)
-            return 1
-        if dashed == _SERVED:
-            self.take_named("served_name", values[0] if values else "", said=said)
-            return 1
-        if dashed in _NODES[self.engine]:
-            self.take_count("nodes", values[0] if values else "", said=said)
-            return 1
-        dashed = _LONG.get(dashed, dashed)
-        why = _AGENTS.get(dashed) or _NEEDLESS.get(dashed)
-        if why is None:
+        if dashed == SERVED_FLAG:
+            self._take_served(flag, values)
+            return len(values)
+        if dashed in MODEL_FLAGS[self.engine]:
+            self.take_named("model", first, said=said)
+        elif dashed in NODES_FLAGS[self.engine]:
+            self.take_count("nodes", first, said=said)
+        elif dashed in OBJECT_FLAGS:
+            self._take_object(dashed, first)
+        elif why := becomes_nothing(dashed):
+            self.tell(flag if stands_alone(dashed) else said, f"nothing: {why}")
+            self.notes += advise_flag(dashed, values)
+        else:
             return None
-        self.understood.append(Line(mask(said), f"nothing: {why}"))
-        self.notes += advise_flag(dashed, values)
-        return 0 if dashed == "--headless" else len(values[:1])
+        return 0 if stands_alone(dashed) else 1
 
-    def _find(self, flag: str) -> EngineOption | None:
+    def _take_served(self, flag: str, values: list[str]) -> None:
+        self.take_named("served_name", values[0] if values else "", said=" ".join([flag, *values[:1]]))
+        if values[1:]:
+            self.refuse(" ".join([flag, *values[1:]]), "a deployment has one name: clients ask by the first")
+
+    def _take_object(self, flag: str, text: str) -> None:
+        """Flags whose object is made here out of options."""
+        try:
+            parts = read_object(flag, text)
+        except EngineOptionError as error:
+            self.refuse(f"{flag} {text}", str(error))
+            return
+        for part in parts:
+            option = self.table.by_name.get(part.option)
+            if option is not None:
+                self.take_option(option, part.text, said=part.said)
+            elif part.became:
+                self.tell(part.said, part.became)
+            elif names_secret(part.name):
+                self.hide(f"{flag} {part.name}", [part.text], _NOT_KEPT)
+            else:
+                self.refuse(part.said, "no option of this engine is called so")
+
+    def _find(self, flag: str) -> tuple[EngineOption, ...]:
+        """The option that a flag is, or those that it may be the beginning of."""
         option = self.table.find_flag(flag)
         if option is not None or not flag.startswith("--"):
-            return option
+            return () if option is None else (option,)
         like = self.table.complete_flag(flag)
-        if len(like) != 1:
-            return None
-        self.notes.append(
-            f"{flag} is no option; it is the beginning of {like[0].written}, so it is read as that"
-        )
-        return like[0]
+        if len(like) == 1:
+            self.notes.append(
+                f"{flag} is no option; it is the beginning of {like[0].written}, so it is read as that"
+            )
+        return like
 
-    def _take_unknown(self, flag: str, values: list[str], *, given: bool) -> None:
+    def _take_unknown(
+        self, flag: str, values: list[str], like: Sequence[EngineOption], *, given: bool
+    ) -> None:
         said = f"{flag}={values[0]}" if given else " ".join([flag, *values])
-        if any(is_unexpanded(value) for value in values):
-            self.not_understood.append(Line(mask(said), _UNWRITTEN))
+        if like:
+            flags = ", ".join(option.written for option in like)
+            self.refuse(said, f"it may be {flags}: write it out")
+        elif any(is_unexpanded(value) for value in values):
+            self.refuse(said, _UNWRITTEN)
+        elif names_secret(flag):
+            self.hide(flag, values, _NOT_KEPT)
         elif objection := extra_objection(self.table, flag):
-            self.not_understood.append(Line(mask(said), objection))
-        elif find_secret(said):
-            self.not_understood.append(Line(mask(said), "it holds a secret, and options are shown"))
+            self.refuse(said, objection)
+        elif holds_secret(said):
+            self.refuse(said, HELD)
         else:
             self._extra += [f"{flag}={values[0]}"] if given else [flag, *values]
-            self.understood.append(
-                Line(said, f"{EXTRA_ARGUMENTS}: given to the engine as it is, not checked here")
-            )
+            self.tell(said, f"{EXTRA_ARGUMENTS}: given to the engine as it is, not checked here")
 
     def take_option(self, option: EngineOption, text: str, *, said: str) -> None:
         """Take the value of a typed option, checked."""
         objection = _UNWRITTEN if is_unexpanded(text) else option.objection(read_version(self.version))
-        if objection:
-            self.not_understood.append(Line(mask(said), objection))
+        if objection or holds_secret(text):
+            self.refuse(said, objection or HELD)
             return
         try:
             value = _typed(option, text)
             option.kind.to_text(option.name, value)
         except EngineOptionError as error:
-            self.not_understood.append(Line(mask(said), str(error)))
+            self.refuse(said, str(error))
             return
-        before = self.options.get(option.name)
-        if before is not None and before != value:
-            self.notes.append(f"{option.name} is said twice, {before} and {value}: the last one counts")
+        self._note_twice(option.name, self.options.get(option.name), value)
         self.options[option.name] = value
-        self.understood.append(Line(mask(said), f"{option.name} = {value}"))
+        self.tell(said, f"{option.name} = {value}")
 
     # -- the rest --------------------------------------------------------------------------------
+    def take_prefix(self, prefix: Prefix) -> None:
+        """Take what stands before the command."""
+        self.secrets.update(prefix.secrets)
+        if prefix.said:
+            self.tell(prefix.said, prefix.became)
+        for said in prefix.unknown:
+            self.refuse(said, "variables that stand elsewhere are not known here: write out what it needs")
+        self.take_environment(prefix.environment)
+
     def take_named(self, name: str, text: str, *, said: str) -> None:
         """Take a name: the model, what it is served as, the deployment's own."""
-        if is_unexpanded(text):
-            self.not_understood.append(Line(mask(said), _UNWRITTEN))
+        if is_unexpanded(text) or holds_secret(text):
+            self.refuse(said, _UNWRITTEN if is_unexpanded(text) else HELD)
             return
-        self.named[name] = text.rstrip("/") or text
-        self.understood.append(Line(mask(said), f"{name.replace('_', ' ')} {self.named[name]}"))
+        shortened = text.rstrip("/") or text
+        self._note_twice(name.replace("_", " "), self.named.get(name), shortened)
+        self.named[name] = shortened
+        self.tell(said, f"{name.replace('_', ' ')} {shortened}")
 
     def take_count(self, name: str, value: object, *, said: str) -> None:
         """Take a number of replicas, nodes or accelerators."""
         text, words = str(value).strip(), _COUNTED.get(name, name)
         if is_unexpanded(text):
-            self.not_understood.append(Line(mask(said), _UNWRITTEN))
+            self.refuse(said, _UNWRITTEN)
         elif not _COUNT.match(text) or (name == "nodes" and not int(text)):
-            self.not_understood.append(Line(mask(said), f"{words} must be a whole number"))
+            self.refuse(said, f"{words} must be a whole number")
         else:
-            before = self.counts.get(name)
-            if before is not None and before != int(text):
-                self.notes.append(f"{words} is said twice, {before} and {text}: the last one counts")
+            self._note_twice(words, self.counts.get(name), int(text))
             self.counts[name] = int(text)
-            self.understood.append(Line(said, f"{words} {int(text)}"))
+            self.tell(said, f"{words} {int(text)}")
 
     def take_environment(self, pairs: Iterable[tuple[str, str]]) -> None:
         """Take variables that the engine may have."""
         for name, value in pairs:
             said = f"{name}={value}"
-            if find_secret(said) or find_secret(name):
-                told = "nothing: secrets are not kept with a deployment; engines here get a key of their own"
-                self.understood.append(Line(f"{name}={MASK}", told))
+            if names_secret(name) or holds_secret(said):
+                self.hide(
+                    name,
+                    [value],
+                    "secrets are not kept with a deployment; engines here get a key of their own",
+                )
                 continue
             objection = environment_objection(self.table, name, value)
             if not objection and is_unexpanded(value):
                 objection = _UNWRITTEN
             if objection:
-                self.not_understood.append(Line(mask(said), objection))
+                self.refuse(said, objection)
                 continue
             self._environment.append(said)
-            self.understood.append(Line(said, ENVIRONMENT))
+            self.tell(said, ENVIRONMENT)
+
+    def _note_twice(self, words: str, before: object, now: object) -> None:
+        if before is not None and before != now:
+            self.notes.append(f"{words} is said twice, {before} and {now}: the last one counts")
 
     def draft(self) -> Draft:
-        """All of it."""
+        """All of it, without secrets."""
         options = dict(self.options)
         if self._extra:
             options[EXTRA_ARGUMENTS] = shlex.join(self._extra)
@@ -294,74 +333,34 @@ class DraftReader:
             model=self.named.get("model", ""),
             served_name=self.named.get("served_name", ""),
             accelerator=self.named.get("accelerator", ""),
-            understood=tuple(self.understood),
-            not_understood=tuple(self.not_understood),
-            notes=tuple(dict.fromkeys(notes)),
+            understood=self._masked(self._understood),
+            not_understood=self._masked(self._not_understood),
+            notes=tuple(dict.fromkeys(mask_all(note, self.secrets) for note in notes)),
             problems=sizes.problems,
         )
 
-
-def read_words(command: Command) -> DraftReader:
-    """Read a command that launches a known engine. Raises `PasteError`."""
-    for engine, starts in _STARTS.items():
-        for start in starts:
-            place = _find_start(command.words, start)
-            if place is not None:
-                return _filled(DraftReader(engine), command, place + len(start), place)
-    for place, word in enumerate(command.words):
-        image = _IMAGES.search(word)
-        if image is not None and not word.startswith("-"):
-            reader = DraftReader(engine_of_image(word), version_of_tag(image["tag"] or ""))
-            return _filled(reader, command, place + 1, place)
-    raise PasteError(
-        "no engine is started by it: it should have `vllm serve`, `-m vllm.entrypoints.openai.api_server`, "
-        "`sglang serve`, `-m sglang.launch_server`, or an image of one of them"
-    )
+    def _masked(self, lines: Iterable[Line]) -> tuple[Line, ...]:
+        return tuple(
+            Line(mask_all(line.said, self.secrets), mask_all(line.became, self.secrets)) for line in lines
+        )
 
 
-def engine_of_image(image: str) -> str:
-    """The engine that a container image has; empty for none that is known."""
-    return SGLANG if "sglang" in image else VLLM if "vllm" in image else ""
-
-
-def version_of_tag(tag: str) -> str:
-    """Version that an image's tag says, such as `v0.7.2`; empty for `latest` and the like."""
-    return tag.removeprefix("v") if read_version(tag) and tag.removeprefix("v")[:1].isdigit() else ""
-
-
-def _filled(reader: DraftReader, command: Command, begin: int, before: int) -> DraftReader:
-    reader.notes += command.notes
-    said, became = describe_prefix(command.words[:before])
-    if said:
-        reader.understood.append(Line(mask(said), became))
-    reader.take_environment([*command.environment, *_container_environment(command.words[:before])])
-    reader.take_arguments(command.words[begin:])
+def read_start(start: Start) -> DraftReader:
+    """Read the command that starts an engine."""
+    reader = DraftReader(start.engine, start.version)
+    before = start.command.words[: start.before]
+    reader.notes += start.command.notes
+    reader.take_prefix(read_prefix(before))
+    reader.take_environment(start.command.environment)
+    reader.take_arguments(start.command.words[start.begin :])
     return reader
-
-
-def _container_environment(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Variables of `docker run -e NAME=value`."""
-    pairs = [
-        words[place + 1].partition("=")
-        for place, word in enumerate(words[:-1])
-        if word in ("-e", "--env") and "=" in words[place + 1]
-    ]
-    return [(name, value) for name, _, value in pairs]
-
-
-def _find_start(words: Sequence[str], start: tuple[str, ...]) -> int | None:
-    for place in range(len(words) - len(start) + 1):
-        here = (words[place].rpartition("/")[2], *words[place + 1 : place + len(start)])
-        if here == start:
-            return place
-    return None
 
 
 def _values(words: Sequence[str]) -> list[str]:
     """Words up to the next flag; a negative number is a value."""
     found: list[str] = []
     for word in words:
-        if word.startswith("-") and not word.lstrip("-").replace(".", "", 1).isdigit():
+        if word.startswith(("-", *_DASHES)) and not word.lstrip("-").replace(".", "", 1).isdigit():
             break
         found.append(word)
     return found

@@ -1,4 +1,4 @@
-"""Words of a pasted command, split as its shell would have, without one, and saying what it would lose."""
+"""Commands of a pasted text, split as a shell would have, without one, and saying what it would lose."""
 
 from __future__ import annotations
 
@@ -9,14 +9,25 @@ from dataclasses import dataclass
 LONGEST = 20_000
 """Characters of what is pasted."""
 _ASSIGNMENT = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*=")
-_OPERATORS = ("&&", "||", ";", "|", "&", ">>", ">", "<")
+_CONTINUED = re.compile(r"[\\^`][ \t\r]*\n")
+"""Line ends that shells of Unix and Windows read over; blanks before the end are let pass."""
+_REDIRECTION = re.compile(r"[0-9]*(?:&>>?|>>?&?|<<?<?&?)[ \t]*")
+_OPERATOR = re.compile(r"&&|\|\||;;?|\|&?|&|[()](?=\s|$)")
+_SKIPPED = re.compile(rf"(?:{_CONTINUED.pattern}|[^\S\n]|#[^\n]*)+")
+"""Blanks, comments and line ends that are read over."""
+_LINE_ENDS = re.compile(r"(?:\n[^\S\n]*(?:#[^\n]*)?)+")
+_FLAG = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _QUOTES = "\"'"
-_UNEXPANDED = re.compile(r"\$\(\(|\$\(|\$\{|\$[A-Za-z_]|`")
-_FLAG_LINE = re.compile(r"^\s*-{1,2}[A-Za-z]")
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w .:/-]*>")
+"""What documentation writes where a reader has to: `<model>`."""
+_UNEXPANDED = re.compile(r"\$\(\(|\$\(|\$\{|\$[A-Za-z_]|`|^<[A-Za-z][\w .:/-]*>$")
+_RUNNERS = ("env", "sudo", "exec", "time")
+"""What may stand between variables and the command that gets them, with flags of its own."""
+_RUNNERS_VALUES = ("-u", "--unset", "--user", "-g", "--group", "-C", "--chdir")
 
 
 class PasteError(ValueError):
-    """What was pasted cannot be read at all; the text says why."""
+    """What was pasted cannot be read at all; the text says why, and repeats nothing that may be a secret."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,76 +35,119 @@ class Command:
     """One command."""
 
     environment: tuple[tuple[str, str], ...]
-    """Assignments before it."""
+    """Assignments before it, and those that commands before it exported."""
     words: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
 
 def is_unexpanded(text: str) -> bool:
-    """Whether a shell would have put something else there: `$X`, `${X}`, `$((1+1))` or a command's output."""
+    """Whether something else belongs there: `$X`, `${X}`, `$((1+1))`, a command's output, `<model>`."""
     return _UNEXPANDED.search(text) is not None
 
 
-def read_command(text: str) -> Command:
-    """Split a pasted command. Raises `PasteError`."""
-    joined, notes = _join_lines(text)
-    words, rest = _split(joined)
-    if rest:
-        notes.append(f"what follows “{rest[:40]}” is another command, and is left out")
-    environment: list[tuple[str, str]] = []
-    while words and (words[0] in ("env", "export", "exec", "sudo") or _ASSIGNMENT.match(words[0])):
-        name, equals, value = words.pop(0).partition("=")
-        if equals:
-            environment.append((name, value))
-    return Command(tuple(environment), tuple(words), tuple(notes))
-
-
-def _join_lines(text: str) -> tuple[str, list[str]]:
-    """One line of it. Flags on a line after one without `\\` a shell would have lost: that is said."""
-    notes: list[str] = []
-    joined = ""
-    continues = True
-    for line in text.strip().splitlines():
-        stripped = line.strip()
-        if not stripped or stripped.startswith("#"):
+def read_commands(text: str) -> tuple[Command, ...]:
+    """Split a pasted text. Raises `PasteError`."""
+    exported: list[tuple[str, str]] = []
+    commands: list[Command] = []
+    for words, notes in _Splitter(text.replace("\r\n", "\n")).split():
+        if words[0] == "export":
+            exported += _pairs(words[1:])
             continue
-        if not continues and _FLAG_LINE.match(line):
+        environment, rest = _take_environment(words)
+        if rest:
+            commands.append(Command((*exported, *environment), tuple(rest), tuple(notes)))
+    return tuple(commands)
+
+
+def _take_environment(words: list[str]) -> tuple[list[tuple[str, str]], list[str]]:
+    """Assignments before a command, also behind `env` and `sudo` with their flags; and the command."""
+    environment: list[tuple[str, str]] = []
+    place = 0
+    runs = False
+    while place < len(words):
+        word = words[place]
+        if word in _RUNNERS:
+            runs = True
+        elif _ASSIGNMENT.match(word):
+            environment += _pairs([word])
+        elif runs and word.startswith("-"):
+            place += word in _RUNNERS_VALUES
+        else:
+            break
+        place += 1
+    return environment, words[place:]
+
+
+def _pairs(words: list[str]) -> list[tuple[str, str]]:
+    return [(name, value) for name, equals, value in (word.partition("=") for word in words) if equals]
+
+
+class _Splitter:
+    """Goes through a text and collects the words of each command, with what is to be noted of it."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._place = 0
+        self._commands: list[tuple[list[str], list[str]]] = [([], [])]
+
+    def split(self) -> list[tuple[list[str], list[str]]]:
+        """All commands that have words. Raises `PasteError`."""
+        while self._place < len(self._text):
+            if not (self._skip() or self._end_line() or self._redirect() or self._end_command()):
+                self._take_word()
+        return [command for command in self._commands if command[0]]
+
+    def _skip(self) -> bool:
+        return self._passes(_SKIPPED)
+
+    def _end_line(self) -> bool:
+        """A line end ends a command, unless flags stand behind it: a shell would have lost those."""
+        if not self._passes(_LINE_ENDS):
+            return False
+        words, notes = self._commands[-1]
+        flag = _FLAG.match(self._text, self._place)
+        if flag and words:
             notes.append(
-                f"the line before “{stripped[:40]}” ends without a \\: a shell would have lost what follows; "
+                f"the line before “{flag[0]}” ends without a \\: a shell would have lost what follows; "
                 "it is read as part of the command here"
             )
-        elif not continues and not joined.endswith(";"):
-            joined += " ;" if not _is_assignment(joined) else ""
-        continues = stripped.endswith("\\")
-        joined += " " + stripped.removesuffix("\\").rstrip()
-    return joined.strip(), notes
+        else:
+            self._commands.append(([], []))
+        return True
 
+    def _redirect(self) -> bool:
+        """Where output goes is no word of the command; `<model>` is one, for a reader to write."""
+        if _PLACEHOLDER.match(self._text, self._place) or not self._passes(_REDIRECTION):
+            return False
+        _, self._place = _word(self._text, self._place)
+        return True
 
-def _is_assignment(text: str) -> bool:
-    """Whether all that was read so far is `export X=y`."""
-    first, _, rest = text.strip().partition(" ")
-    return first == "export" and bool(_ASSIGNMENT.match(rest.strip()))
+    def _end_command(self) -> bool:
+        if not self._passes(_OPERATOR):
+            return False
+        self._commands.append(([], []))
+        return True
 
+    def _take_word(self) -> None:
+        placeholder = _PLACEHOLDER.match(self._text, self._place)
+        if placeholder:
+            word, self._place = placeholder[0], placeholder.end()
+        else:
+            word, self._place = _word(self._text, self._place)
+        self._commands[-1][0].append(word)
 
-def _split(text: str) -> tuple[list[str], str]:
-    """Words up to the first operator, and what stands from it on. Raises `PasteError`."""
-    words: list[str] = []
-    place = 0
-    while place < len(text):
-        if text[place].isspace():
-            place += 1
-            continue
-        if text.startswith(_OPERATORS, place):
-            return words, text[place:]
-        word, place = _word(text, place)
-        words.append(word)
-    return words, ""
+    def _passes(self, what: re.Pattern[str]) -> bool:
+        found = what.match(self._text, self._place)
+        if found is None:
+            return False
+        self._place = found.end()
+        return True
 
 
 def _word(text: str, place: int) -> tuple[str, int]:
     """One word and where it ends. JSON at its start or after `=` is taken whole: a shell would break it."""
     found = ""
-    while place < len(text) and not text[place].isspace() and not text.startswith(_OPERATORS, place):
+    while place < len(text) and not _ends_word(text, place):
         letter = text[place]
         if letter in "{[" and (not found or found.endswith("=")):
             whole, place = _json(text, place)
@@ -113,6 +167,10 @@ def _word(text: str, place: int) -> tuple[str, int]:
     return found, place
 
 
+def _ends_word(text: str, place: int) -> bool:
+    return text[place].isspace() or text[place] in ";|&<>" or bool(_CONTINUED.match(text, place))
+
+
 def _json(text: str, place: int) -> tuple[str, int]:
     try:
         _, end = json.JSONDecoder().raw_decode(text, place)
@@ -122,16 +180,23 @@ def _json(text: str, place: int) -> tuple[str, int]:
 
 
 def _quoted(text: str, place: int) -> tuple[str, int]:
-    quote = text[place]
+    quote, begin = text[place], place
     found = ""
     place += 1
     while place < len(text) and text[place] != quote:
-        if text[place] == "\\" and quote == '"' and text[place + 1 : place + 2] in ('"', "\\", "$", "`"):
+        if (
+            text[place] == "\\"
+            and quote == '"'
+            and text[place + 1 : place + 2] in ('"', "\\", "$", "`", "\n")
+        ):
             place += 1
-        found += text[place]
+            found += "" if text[place] == "\n" else text[place]
+        else:
+            found += text[place]
         place += 1
     if place >= len(text):
-        raise PasteError(f"a quote {quote} is opened and never closed: “{found[:40]}”")
+        line = text.count("\n", 0, begin) + 1
+        raise PasteError(f"a quote {quote} is opened in line {line} and never closed")
     return found, place + 1
 
 

@@ -2,112 +2,200 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
-from exaserve_ops.serving.domain.launch_import import (
-    Draft,
-    DraftReader,
-    Line,
-    engine_of_image,
-    read_words,
-    version_of_tag,
-)
-from exaserve_ops.serving.domain.launch_words import Command, PasteError, read_command
-from workers.protocol.confidential import mask
+from exaserve_ops.serving.domain.container_import import read_container, read_gpu_type, read_variables
+from exaserve_ops.serving.domain.launch_import import DraftReader
+from exaserve_ops.serving.domain.launch_starts import engine_of_image, version_of_tag
+from exaserve_ops.serving.domain.launch_words import PasteError, read_commands
+from exaserve_ops.serving.domain.pasted_secrets import names_secret
 from workers.protocol.engines.vllm import VLLM
 
 _DEEPEST = 24
+_DEEPEST_FLOW = 64
 _MOST_DRAFTS = 20
 _HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_MIG = re.compile(r"mig-(\d+g\.\d+gb)$")
-_GPU_KEYS = ("nvidia.com/gpu", "amd.com/gpu")
 _STORAGE = re.compile(r"^(pvc|shm|storage|volume|extraVolume)", re.IGNORECASE)
 _CONFIGS = ("vllmConfig", "engineConfig", "sglangConfig")
 _PLAIN = {"modelURL": "model", "modelUrl": "model", "servedModelName": "served_name", "name": "name"}
 _OTHER = ("env", "requestGPUType", "limitGPUType")
 _COUNTS = {"replicaCount": "replicas", "replicas": "replicas", "requestGPU": "accelerators"}
+_CALLED = {"enable_tool": "enable_auto_tool_choice"}
+"""Settings that have another name than the option that they become."""
+_LMCACHE = {"cpuOffloadingBufferSize": "lmcache_cpu_gb", "kvRole": "kv_role"}
+_PLACED = "placed by accelerators and their memory"
+_NEEDLESS = {
+    "tag": "the version that a node has counts",
+    "repository": "the engine that a node has counts",
+    "limitGPU": "the same as what is asked for",
+    "requestCPU": _PLACED,
+    "requestMemory": _PLACED,
+    "limitCPU": _PLACED,
+    "limitMemory": _PLACED,
+    "deploymentStrategy": "rollouts have a policy of their own",
+}
 
 
-def read_values(text: str) -> tuple[Draft, ...]:
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the text something stands."""
+
+    depth: int = 0
+    replicas: object = None
+    """That the workload around it asks for."""
+    nodes: object = None
+    """The same, of a group of pods that are one replica."""
+
+
+def read_values(text: str) -> tuple[DraftReader, ...]:
     """Every deployment that pasted YAML describes. Raises `PasteError`."""
-    documents = _load(text)
-    found: list[Draft] = []
-    for document in documents:
-        for read, part in _parts(document, 0):
-            found.append(read(part))
-            if len(found) > _MOST_DRAFTS:
-                raise PasteError(f"it describes more than {_MOST_DRAFTS} deployments: paste fewer at once")
+    found: list[DraftReader] = []
+    left: list[str] = []
+    for document in _load(text):
+        before = len(found)
+        found += [reader for part in _parts(document, _Place()) if (reader := part()) is not None]
+        if len(found) > _MOST_DRAFTS:
+            raise PasteError(f"it describes more than {_MOST_DRAFTS} deployments: paste fewer at once")
+        left += _left_out(document, used=len(found) > before)
     if not found:
         raise PasteError(
             "it is YAML, and nothing in it starts an engine: no modelSpec, vllmConfig, containers or services"
         )
+    if left:
+        note = f"not read, since no engine is described by it: {', '.join(dict.fromkeys(left))}"
+        for reader in found:
+            reader.notes.append(note)
     return tuple(found)
 
 
 def _load(text: str) -> list[Any]:
+    if _is_deep(text):
+        raise PasteError(
+            f"it is no YAML that anybody wrote: more than {_DEEPEST_FLOW} brackets are open at once"
+        )
     try:
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
             raise PasteError("it has aliases (*name): write out what they stand for")
         return [document for document in yaml.safe_load_all(text) if document is not None]
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except yaml.MarkedYAMLError as error:
+        line = 0 if error.problem_mark is None else error.problem_mark.line + 1
+        raise PasteError(f"it is no YAML: line {line}: {error.problem}") from error
+    except RecursionError as error:
+        raise PasteError("it is no YAML that anybody wrote: things lie in one another too deep") from error
+    except (yaml.YAMLError, ValueError) as error:
         raise PasteError(f"it is no YAML: {str(error).splitlines()[0]}") from error
 
 
-def _parts(node: Any, depth: int) -> Iterator[tuple[Callable[[Any], Draft], Any]]:  # noqa: ANN401 - YAML
-    """Parts that describe one deployment each, and how to read them."""
-    if depth > _DEEPEST or not isinstance(node, Mapping | list):
+def _is_deep(text: str) -> bool:
+    """Whether brackets lie in one another too deep for the parser, whose time grows with the depth."""
+    depth = deepest = 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        deepest = max(deepest, depth)
+    return deepest > _DEEPEST_FLOW
+
+
+def _left_out(document: object, *, used: bool) -> list[str]:
+    """Parts at the top in which no deployment is; of a workload, which is one thing, none."""
+    if not isinstance(document, Mapping):
+        return []
+    if not used:
+        return [str(document.get("kind") or next(iter(document), ""))]
+    if "apiVersion" in document or "services" in document or any(name in document for name in _CONFIGS):
+        return []
+    return [str(name) for name, value in document.items() if not any(_parts(value, _Place(1)))]
+
+
+def _parts(node: Any, place: _Place) -> Iterator[Callable[[], DraftReader | None]]:  # noqa: ANN401 - YAML
+    """Readers of the parts that may describe one deployment each."""
+    if place.depth > _DEEPEST or not isinstance(node, Mapping | list):
         return
     if isinstance(node, list):
         for item in node:
-            yield from _parts(item, depth + 1)
+            yield from _parts(item, replace(place, depth=place.depth + 1))
         return
     if any(isinstance(node.get(name), Mapping) for name in _CONFIGS) or "modelURL" in node:
-        yield _read_spec, node
+        yield lambda: _read_spec(node)
         return
-    containers = node.get("containers")
+    containers, services = node.get("containers"), node.get("services")
     if isinstance(containers, list):
-        yield from ((_read_container, item) for item in containers if _starts_engine(item))
+        yield from (_reader_of(item, place) for item in containers if isinstance(item, Mapping))
         return
-    services = node.get("services")
     if isinstance(services, Mapping):
-        yield from ((_read_container, item) for item in services.values() if _starts_engine(item))
+        yield from (_reader_of(item, place) for item in services.values() if isinstance(item, Mapping))
         return
+    inside = _Place(
+        place.depth + 1,
+        node.get("replicas", place.replicas),
+        node.get("size", place.nodes) if "workerTemplate" in node else place.nodes,
+    )
     for value in node.values():
-        yield from _parts(value, depth + 1)
+        yield from _parts(value, inside)
 
 
-def _starts_engine(item: object) -> bool:
-    return isinstance(item, Mapping) and bool(engine_of_image(f"{item.get('image')} {item.get('command')}"))
+def _reader_of(item: Mapping[str, Any], place: _Place) -> Callable[[], DraftReader | None]:
+    return lambda: _read_workload(item, place)
+
+
+def _read_workload(item: Mapping[str, Any], place: _Place) -> DraftReader | None:
+    reader = read_container(item)
+    if reader is None:
+        return None
+    for name, count in (("replicas", place.replicas), ("nodes", place.nodes)):
+        if count is not None and name not in reader.counts:
+            reader.take_count(name, count, said=f"{'size' if name == 'nodes' else name}: {count}")
+    return reader
 
 
 # -- model specs of Helm values and custom resources -----------------------------------------------
-def _read_spec(spec: Mapping[str, Any]) -> Draft:
+def _read_spec(spec: Mapping[str, Any]) -> DraftReader:
     repository = str(spec.get("repository", ""))
     reader = DraftReader(engine_of_image(repository) or VLLM, version_of_tag(str(spec.get("tag", ""))))
     for name, value in spec.items():
         _take_entry(reader, str(name), value)
-    return reader.draft()
+    return reader
 
 
 def _take_entry(reader: DraftReader, name: str, value: Any) -> None:  # noqa: ANN401 - YAML
     if value in ("", None, [], {}):
         return  # an empty value means that it is not set
-    said = mask(f"{name}: {value}"[:200])
+    said = _said(name, value)
     if name in _CONFIGS and isinstance(value, Mapping):
         for key, inner in value.items():
             _take_setting(reader, str(key), inner)
     elif name in _PLAIN or name in _COUNTS or name in _OTHER:
         _take_fact(reader, name, value, said)
     elif why := _needless(name):
-        reader.understood.append(Line(said, f"nothing: {why}"))
-    elif isinstance(value, Mapping):
-        reader.not_understood.append(Line(said, "not known here: say it by the engine's own options"))
+        reader.tell(said, f"nothing: {why}")
+    elif name == "lmcacheConfig" and isinstance(value, Mapping):
+        _take_lmcache(reader, value)
     else:
         _take_setting(reader, name, value)
+
+
+def _take_lmcache(reader: DraftReader, found: Mapping[str, Any]) -> None:
+    """What has LMCache keep KV in host memory; its other settings are files and servers elsewhere."""
+    if not found.get("enabled"):
+        reader.tell("lmcacheConfig", "nothing: it is not enabled")
+        return
+    options = reader.table.by_name
+    connector = options.get("kv_connector")
+    if connector is None:
+        reader.take_option(options["enable_lmcache"], "true", said="lmcacheConfig: enabled")
+    else:
+        reader.take_option(connector, "LMCacheConnectorV1", said="lmcacheConfig: enabled")
+    for name, value in found.items():
+        option, said = options.get(_LMCACHE.get(name, "")), _said(f"lmcacheConfig: {name}", value)
+        if option is not None:
+            reader.take_option(option, _text(value), said=said)
+        elif name != "enabled":
+            reader.refuse(said, "not known here: say it by variables that begin with LMCACHE_")
 
 
 def _take_fact(reader: DraftReader, name: str, value: Any, said: str) -> None:  # noqa: ANN401 - YAML
@@ -117,112 +205,68 @@ def _take_fact(reader: DraftReader, name: str, value: Any, said: str) -> None:  
     elif name in _COUNTS:
         reader.take_count(_COUNTS[name], value, said=said)
     elif name == "env":
-        reader.take_environment(_pairs(value))
+        read_variables(reader, value)
     else:
-        _take_gpu_type(reader, str(value), said)
+        read_gpu_type(reader, str(value), said=said)
 
 
 def _needless(name: str) -> str:
-    if _STORAGE.match(name):
-        return "weights are brought to each node's disk by the fleet"
-    known = {
-        "tag": "the version that a node has counts",
-        "repository": "the engine that a node has counts",
-        "limitGPU": "the same as what is asked for",
-        "requestCPU": "placed by accelerators and their memory",
-        "requestMemory": "placed by accelerators and their memory",
-        "limitCPU": "placed by accelerators and their memory",
-        "limitMemory": "placed by accelerators and their memory",
-        "deploymentStrategy": "rollouts have a policy of their own",
-        "hf_token": "secrets are not kept with a deployment",
-    }
-    return known.get(name, "")
+    return (
+        "weights are brought to each node's disk by the fleet"
+        if _STORAGE.match(name)
+        else _NEEDLESS.get(name, "")
+    )
 
 
 def _take_setting(reader: DraftReader, name: str, value: Any) -> None:  # noqa: ANN401 - YAML
-    said = mask(f"{name}: {value}"[:200])
+    said = _said(name, value)
     if value in ("", None, [], {}):
         return
+    called = _CALLED.get(_snake(name), _snake(name))
+    option = reader.table.by_name.get(called) or reader.table.find_flag("--" + called)
     if name == "extraArgs":
-        words = (
-            [str(word) for word in value] if isinstance(value, list) else list(read_command(str(value)).words)
-        )
-        reader.take_arguments(words)
-        return
-    if name == "v1":
-        reader.understood.append(Line(said, "nothing: all versions of today have that engine"))
-        return
-    option = reader.table.by_name.get(_snake(name)) or reader.table.find_flag("--" + _snake(name))
-    if option is None:
-        reader.not_understood.append(Line(said, "no option of this engine is called so"))
-        return
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    reader.take_option(option, text, said=said)
-
-
-def _take_gpu_type(reader: DraftReader, value: str, said: str) -> None:
-    slice_of = _MIG.search(value)
-    if slice_of:
-        reader.take_named("accelerator", f"slice:{slice_of[1]}", said=said)
-    elif value in _GPU_KEYS:
-        reader.understood.append(Line(said, "nothing: any accelerator"))
+        reader.take_arguments(_arguments(value))
+    elif name == "v1":
+        reader.tell(said, "nothing: all versions of today have that engine")
+    elif option is not None:
+        reader.take_option(option, _text(value), said=said)
+    elif names_secret(name):
+        reader.hide(name, _leaves(value), "secrets are not kept with a deployment")
+    elif isinstance(value, Mapping | list):
+        reader.refuse(said, "not known here: say it by the engine's own options")
     else:
-        reader.not_understood.append(Line(said, "not known here: choose the nodes instead"))
+        reader.refuse(said, "no option of this engine is called so")
 
 
-# -- containers ------------------------------------------------------------------------------------
-def _read_container(item: Mapping[str, Any]) -> Draft:
-    image = str(item.get("image", ""))
-    words = [*_as_words(item.get("command")), *_as_words(item.get("args"))]
-    pairs = tuple(_pairs(item.get("env") or item.get("environment")))
-    reader = _reader_of(words, image, pairs)
-    reader.version = reader.version or version_of_tag(image.rpartition(":")[2])
-    if item.get("name"):
-        reader.take_named("name", str(item["name"]), said=f"name: {item['name']}")
-    _take_resources(reader, item.get("resources"))
-    return reader.draft()
-
-
-def _reader_of(words: Sequence[str], image: str, pairs: tuple[tuple[str, str], ...]) -> DraftReader:
-    script = next((words[place + 1] for place, word in enumerate(words[:-1]) if word in ("-c", "-lc")), "")
-    if script:
-        inner = read_command(script)
-        return read_words(Command((*pairs, *inner.environment), inner.words, inner.notes))
-    try:
-        return read_words(Command(pairs, tuple(words)))
-    except PasteError:
-        # The image's own entry point starts the engine.
-        return read_words(Command(pairs, (image, *words)))
-
-
-def _take_resources(reader: DraftReader, resources: object) -> None:
-    limits = resources.get("limits", {}) if isinstance(resources, Mapping) else {}
-    for key, value in limits.items() if isinstance(limits, Mapping) else ():
-        said = f"{key}: {value}"
-        if key in _GPU_KEYS:
-            reader.take_count("accelerators", value, said=said)
-        elif _MIG.search(str(key)):
-            _take_gpu_type(reader, str(key), said)
-
-
-def _as_words(value: object) -> list[str]:
+def _arguments(value: object) -> list[str]:
     if isinstance(value, list):
         return [str(word) for word in value]
-    return list(read_command(value).words) if isinstance(value, str) else []
+    return [word for command in read_commands(str(value))[:1] for word in command.words]
 
 
-def _pairs(value: object) -> list[tuple[str, str]]:
-    """Variables of a list of `{name, value}`, of `NAME=value`, or of an object."""
+def _said(name: str, value: object) -> str:
+    """An entry in short; of what has parts the names, since values inside may be anybody's."""
     if isinstance(value, Mapping):
-        return [(str(name), str(text)) for name, text in value.items()]
-    pairs = []
-    for item in value if isinstance(value, list) else ():
-        if isinstance(item, Mapping) and "value" in item:
-            pairs.append((str(item.get("name", "")), str(item["value"])))
-        elif isinstance(item, str) and "=" in item:
-            name, _, text = item.partition("=")
-            pairs.append((name, text))
-    return pairs
+        return f"{name}: {{{', '.join(map(str, value))}}}"
+    if isinstance(value, list) and any(isinstance(item, Mapping | list) for item in value):
+        return f"{name}: […]"
+    return f"{name}: {value}"[:200]
+
+
+def _text(value: object) -> str:
+    """A value as an option has it: objects as JSON."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return json.dumps(value, default=str) if isinstance(value, Mapping | list) else str(value)
+
+
+def _leaves(value: object) -> Sequence[str]:
+    """All that may be a secret inside."""
+    if isinstance(value, Mapping):
+        return [leaf for inner in value.values() for leaf in _leaves(inner)]
+    if isinstance(value, list):
+        return [leaf for inner in value for leaf in _leaves(inner)]
+    return [str(value)]
 
 
 def _snake(name: str) -> str:

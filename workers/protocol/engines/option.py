@@ -150,6 +150,8 @@ def option_arguments(table: EngineTable, options: Options, version: Version = NE
 
 def _written(option: EngineOption, value: object) -> list[str]:
     text = option.kind.to_text(option.name, value)
+    if find_secret(text):
+        raise EngineOptionError(f"{option.name} may not hold a secret: options are shown", option.name)
     if option.built:
         return []
     if isinstance(option.kind, SwitchOption):
