@@ -29,6 +29,7 @@ REPLICAS_KEY = "exaops:route:replicas"
 FACTS_KEY = "exaops:route:facts"
 KEYS_KEY = "exaops:route:keys"
 MODELS_KEY = "exaops:route:models"
+COMING_KEY = "exaops:route:coming"
 PARTS_KEY = "exaops:route:parts"
 VERSION_KEY = "exaops:route:version"
 LEADER_KEY = "exaops:route:leader"
@@ -63,6 +64,8 @@ class RouteTable:
     keys: Mapping[str, KeyRecord] | None = None
     models: frozenset[str] = frozenset()
     """Models that a deployment serves, even with no replica at present."""
+    coming: frozenset[str] = frozenset()
+    """Those of them with a replica on its way: it starts, wakes, or is ready and not reached yet."""
     dropped: int = 0
     """Records that could not be decoded."""
 
@@ -97,16 +100,27 @@ class RouteTableWriter:
 
     def write_models(self, names: frozenset[str]) -> bool:
         """Name the models that deployments serve: requests for them wait and get no 404."""
-        stored = cast("set[bytes]", self._redis.smembers(MODELS_KEY))
+        return self._replace_names(MODELS_KEY, "models", names)
+
+    def write_coming(self, names: frozenset[str]) -> bool:
+        """Name the models that a replica is on its way for: requests for them wait for longer."""
+        return self._replace_names(COMING_KEY, "coming", names)
+
+    def has_lost(self) -> bool:
+        """Whether a part that gateways cannot begin without is gone, as after a loss of all data."""
+        return not {b"replicas", b"keys"} <= cast("set[bytes]", self._redis.smembers(PARTS_KEY))
+
+    def _replace_names(self, key: str, part: str, names: frozenset[str]) -> bool:
+        stored = cast("set[bytes]", self._redis.smembers(key))
         wanted = {name.encode() for name in names}
-        if stored == wanted and self._is_written("models"):
+        if stored == wanted and self._is_written(part):
             return False
 
         def fill(pipeline: redis.client.Pipeline) -> None:
-            pipeline.delete(MODELS_KEY)
+            pipeline.delete(key)
             if wanted:
-                pipeline.sadd(MODELS_KEY, *sorted(wanted))
-            self._announce(pipeline, "models")
+                pipeline.sadd(key, *sorted(wanted))
+            self._announce(pipeline, part)
 
         self._commit(fill)
         return True
@@ -250,6 +264,7 @@ class RouteTableReader:
         pipeline.hgetall(FACTS_KEY)
         pipeline.hgetall(KEYS_KEY)
         pipeline.smembers(MODELS_KEY)
+        pipeline.smembers(COMING_KEY)
         return decode_table(await pipeline.execute())
 
     def _accept(self, table: RouteTable) -> None:
@@ -274,11 +289,11 @@ class RouteTableReader:
 
 
 def decode_table(answer: Sequence[Any]) -> RouteTable:
-    """Decode the answer to a read: version, parts, replicas, facts, keys, models.
+    """Decode the answer to a read: version, parts, replicas, facts, keys, models, models to come.
 
     A record that does not decode is dropped and counted; the rest is used.
     """
-    version, parts, replicas, facts, keys, models = answer
+    version, parts, replicas, facts, keys, models, coming = answer
     routes, bad_routes = _decode(_route_decoder, replicas)
     loads, bad_loads = _decode(_facts_decoder, facts)
     allowed, bad_keys = _decode(_key_decoder, keys)
@@ -287,9 +302,14 @@ def decode_table(answer: Sequence[Any]) -> RouteTable:
         replicas=routes if b"replicas" in parts else None,
         facts=loads,
         keys=allowed if b"keys" in parts else None,
-        models=frozenset(name.decode(errors="replace") for name in models),
+        models=_names(models),
+        coming=_names(coming),
         dropped=bad_routes + bad_loads + bad_keys,
     )
+
+
+def _names(raws: set[bytes]) -> frozenset[str]:
+    return frozenset(name.decode(errors="replace") for name in raws)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], raws: Mapping[bytes, bytes]) -> tuple[dict[str, _T], int]:

@@ -153,6 +153,14 @@ class RouteWriter(Protocol):
         """Name the models that deployments serve."""
         ...
 
+    def write_coming(self, names: frozenset[str], /) -> bool:
+        """Name the models that a replica is on its way for."""
+        ...
+
+    def has_lost(self) -> bool:
+        """Whether what gateways begin with is gone from the store."""
+        ...
+
     def write_facts(self, facts: Sequence[records.NodeFacts], /) -> None:
         """Replace the load of these nodes."""
         ...

@@ -66,6 +66,8 @@ from exaserve_ops.sessions.domain.pace import MoveLimits
 
 RESYNC_SECONDS = 60.0
 UNSETTLED_SECONDS = 15.0
+TABLE_LOOK_SECONDS = 2.0
+"""Between two looks whether the store still has the route table."""
 RECONCILE_THREADS = 2
 URGENT = frozenset({"takeover", "routes"})
 """Somebody's requests wait for these: they have a thread that no plan of a large deployment holds up."""
@@ -220,6 +222,7 @@ class Controllers:
             self._thread("doorbell", self._listen, 0.0),
             self._thread("resync", self._reconcilers.resync, RESYNC_SECONDS),
             self._thread("unsettled", self._reconcilers.look_at_unsettled, UNSETTLED_SECONDS),
+            self._thread("table", self._reconcilers.look_at_table, TABLE_LOOK_SECONDS, QUICK_BACKOFF_SECONDS),
             self._thread("live", self._live.step, 1.0),
             self._thread("turns", self._turns.step, 0.0),
             self._thread("rollups", self._rollups.step, 5.0),

@@ -23,7 +23,7 @@ from exaserve_ops.inventory.services.quarantine import quarantine_accelerators
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
-from exaserve_ops.routing.selectors import inference_keys, routes, served_models
+from exaserve_ops.routing.selectors import coming_models, inference_keys, routes, served_models
 from exaserve_ops.serving.domain.kv_pools import parse_limits_wish
 from exaserve_ops.serving.domain.observed import WantedReplica
 from exaserve_ops.serving.domain.reconcile import plan_deployment, plan_takeover
@@ -139,6 +139,9 @@ class Reconcilers:
         """Queue what a hint calls for."""
         if kind == "event":
             key = "new"  # one look covers all that are new
+        if kind == "first_route":  # requests wait for it: no distance from the write before
+            self._queue.add("routes", "all")
+            return
         if kind == "routes":
             key = "all"
         if kind == "keys":
@@ -171,6 +174,12 @@ class Reconcilers:
         self._queue.add("starts", "all")
         self._queue.add("routes", "all")
         self._queue.add("keys", "all")
+
+    def look_at_table(self) -> None:
+        """Write the route table again where the store has lost it: a gateway that begins has no other."""
+        if self._routes.has_lost():
+            self._queue.add("routes", "all")
+            self._queue.add("keys", "all")
 
     def look_at_unsettled(self) -> None:
         """Queue what does not have what it wants: something may be waited for that rings no bell."""
@@ -296,6 +305,7 @@ class Reconcilers:
 
     def _write_routes(self, _key: str) -> None:
         self._routes.write_models(served_models())
+        self._routes.write_coming(coming_models())
         self._routes.write_replicas(routes())
 
     def _write_keys(self, _key: str) -> None:

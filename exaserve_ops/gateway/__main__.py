@@ -26,7 +26,6 @@ from exaserve_ops.gateway.tls import Certificate, CertificateError
 from exaserve_ops.lib import clock
 
 _BACKLOG = 2048
-_FIRST_POLL_SECONDS = 3.0
 _PARENT_SECONDS = 1.0
 _YOUNG_OBJECTS = 20_000
 """Requests leave hardly any cycles: looking for them every 700 objects would be a tax on each."""
@@ -75,9 +74,9 @@ async def serve(settings: GatewaySettings, certificate: Certificate | None = Non
     upkeep = loop.create_task(plane.run())
     upkeep.add_done_callback(lambda _: stop.set())  # without upkeep nothing here stays true
     orphaned = loop.create_task(_watch_parent(settings.parent, stop))
-    with contextlib.suppress(TimeoutError):  # the first request should find the table read
-        async with asyncio.timeout(_FIRST_POLL_SECONDS):
-            await plane.first_poll.wait()
+    with contextlib.suppress(TimeoutError):  # who does not listen yet refuses nobody
+        async with asyncio.timeout(settings.first_table_seconds):
+            await plane.first_table.wait()
     gc.freeze()  # what is there now stays; nobody needs to look through it again
     server = await loop.create_server(
         lambda: ClientConnection(shared),

@@ -32,6 +32,7 @@ _CLIENT_GONE_STATUS = 499
 FIRST_SERVER_ERROR_STATUS = 500
 _TOKEN_REFUSED_STATUSES = frozenset({401, 403})
 _NO_ANSWER = NoAnswer()
+_NOBODY_THERE = frozenset({Obstacle.NOTHING_SERVES, Obstacle.UNREACHABLE})
 
 
 class Exchange:
@@ -178,15 +179,21 @@ class Exchange:
         self._obstacle = obstacle
         self._phase = Phase.WAITING
         if not self._wait_until_seconds:
-            settings = self._shared.settings
-            patience = {
-                Queue.INTERACTIVE: settings.wait_seconds,
-                Queue.LONG: settings.long_wait_seconds,
-                Queue.BATCH: settings.batch_wait_seconds,
-            }
-            self._wait_until_seconds = self._shared.clock() + patience[self.queue]
+            self._wait_until_seconds = self._shared.clock() + self._patience_seconds(obstacle)
         if not self._shared.waiting.add(self):
             self._fail(refusals.WAITING_ROOM_FULL)
+
+    def _patience_seconds(self, obstacle: Obstacle) -> float:
+        shared, settings = self._shared, self._shared.settings
+        patience = {
+            Queue.INTERACTIVE: settings.wait_seconds,
+            Queue.LONG: settings.long_wait_seconds,
+            Queue.BATCH: settings.batch_wait_seconds,
+        }[self.queue]
+        is_first = obstacle in _NOBODY_THERE and shared.fleet.is_coming(self.model)
+        if is_first and shared.waiting.is_half_free:
+            return max(patience, settings.first_replica_seconds)
+        return patience
 
     def _go(self, route: Route) -> None:
         slot = route.replica

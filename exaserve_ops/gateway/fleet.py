@@ -184,6 +184,7 @@ class Fleet:
         """Nodes whose load counted as unknown when load was last spread to replicas."""
         self._swept_at = -1e9
         self._declared_models: frozenset[str] = frozenset()
+        self._coming_models: frozenset[str] = frozenset()
         self._model_seen_seconds: dict[str, float] = {}
         self.is_loaded = False
 
@@ -243,9 +244,14 @@ class Fleet:
         self.is_loaded = True
         self._regroup(now)
 
-    def declare_models(self, names: frozenset[str]) -> None:
-        """Take in which models deployments serve."""
+    def declare_models(self, names: frozenset[str], coming: frozenset[str] = frozenset()) -> None:
+        """Take in which models deployments serve, and for which of them a replica is on its way."""
         self._declared_models = names
+        self._coming_models = coming
+
+    def is_coming(self, model: str) -> bool:
+        """Whether a replica of this model is on its way."""
+        return model in self._coming_models
 
     def note_facts(self, facts: Mapping[str, NodeFacts], now: float) -> None:
         """Take in new load; its age counts from when it was seen to change, not by a sent clock."""

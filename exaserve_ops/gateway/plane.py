@@ -33,8 +33,8 @@ class DataPlane:
         self._client = client
         self._table = RouteTable(0)
         """The newest: what it still has in common with the next one needs no taking in again."""
-        self.first_poll = asyncio.Event()
-        """Set once Redis was asked, whether it answered or not."""
+        self.first_table = asyncio.Event()
+        """Set once it is known who may ask, and who serves."""
         self._reader = RouteTableReader(
             client, self._on_table, self._on_contact, poll_seconds=shared.settings.poll_seconds
         )
@@ -98,12 +98,13 @@ class DataPlane:
             self._shared.fleet.replace(table.replicas, now)
             self._reach.wake()
         self._table = table
-        self._shared.fleet.declare_models(table.models)
+        if shared.fleet.is_loaded and shared.keys.loaded:
+            self.first_table.set()
+        self._shared.fleet.declare_models(table.models, table.coming)
         self._shared.fleet.note_facts(table.facts, now)
         self._shared.waiting.wake_all()
 
     def _on_contact(self, answered: bool) -> None:  # noqa: FBT001 - a call-back's one argument
-        self.first_poll.set()
         if answered:
             self._shared.contact_seconds = self._shared.clock()
         else:

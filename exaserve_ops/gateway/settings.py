@@ -69,6 +69,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
 
     wait_seconds: float = 5.0
     """How long a request waits for a replica to appear or to have room."""
+    first_replica_seconds: float = 30.0
+    """Likewise for the first replica of a model, if one is on its way; while half of the room is free."""
+    first_table_seconds: float = 3.0
+    """How long a gateway that begins waits for the route table before it listens."""
     wait_requests: int = 1024
     batch_wait_seconds: float = 60.0
     """Likewise, of batch requests, which wait behind all others."""

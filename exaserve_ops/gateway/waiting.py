@@ -46,6 +46,11 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._places)
 
+    @property
+    def is_half_free(self) -> bool:
+        """Whether others would find room if what comes now stayed for long."""
+        return 2 * len(self._places) < self._limit
+
     def add(self, waiter: Waiter) -> bool:
         """Let a request wait. Returns false if there are too many already.
 

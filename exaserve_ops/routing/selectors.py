@@ -6,13 +6,15 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Q
+
 from exaserve_ops.access.models import Scope
 from exaserve_ops.access.selectors import valid_keys
 from exaserve_ops.inventory.domain.drain import NOT_DRAINED
 from exaserve_ops.inventory.domain.liveness import ALIVE, SUSPECT
 from exaserve_ops.routing.domain.records import KeyRecord, RouteRecord
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.reach import is_open
+from exaserve_ops.serving.domain.reach import CLOSED, is_open
 from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Deployment, Replica
 
@@ -46,6 +48,16 @@ def served_models() -> frozenset[str]:
     """Names that clients may ask for."""
     wanted = Deployment.objects.filter(status=states.ACTIVE, replicas__gt=0)
     names = wanted.values_list("served_name", flat=True)
+    return frozenset(name for name in names if not is_private(name))
+
+
+def coming_models() -> frozenset[str]:
+    """Names that a replica is on its way for: it starts, or is ready and nobody is sent to it yet."""
+    on_its_way = Q(status__in=(states.STARTING, states.LOADING)) | (
+        Q(status=states.READY) & (Q(reach__in=CLOSED) | ~Q(sleep_state=""))
+    )
+    rows = Replica.objects.filter(on_its_way, role=Replica.Role.SERVING, wanted=Replica.Wanted.RUN)
+    names = rows.order_by().values_list("deployment__served_name", flat=True).distinct()
     return frozenset(name for name in names if not is_private(name))
 
 

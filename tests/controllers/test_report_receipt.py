@@ -204,7 +204,7 @@ def test_gateways_and_pages_are_told_exactly_what_the_agent_said(
     assert isinstance(report, HeartbeatReport)
     view = NodeView(NODE, last_report_unix_seconds=9.0, heartbeat=report)
     RouteTableWriter(redis_client).write_facts([_node_facts(view, report, {})])
-    answer = [b"1", set(), {}, redis_client.hgetall(FACTS_KEY), {}, set()]
+    answer = [b"1", set(), {}, redis_client.hgetall(FACTS_KEY), {}, set(), set()]
     [told] = decode_table(answer).facts.values()
     assert told.received_at_seconds == 9.0
     assert [tuple(facts) for facts in told.replicas] == [

@@ -115,7 +115,8 @@ async def test_unusable_setting_is_named(name: str, value: str) -> None:
 
 
 async def test_starts_without_redis_and_says_why_it_cannot_serve(world: World) -> None:
-    async with running(f"redis://127.0.0.1:{free_port()}") as (port, _):
+    nowhere = f"redis://127.0.0.1:{free_port()}"
+    async with running(nowhere, EXAOPS_GATEWAY_FIRST_TABLE_SECONDS="0.1") as (port, _):
         gateway = await at(port, world)
         assert (await gateway.ask(b"", method="GET", path="/health", key=None)).status == 200
         reply = await gateway.ask()

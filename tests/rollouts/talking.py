@@ -53,8 +53,7 @@ class Load:
     """Of one question: so many a turn computes, and all so far where it has moved."""
     talkers: int = TALKERS
     continues: bool = False
-    """Whether streams ask to go on at another replica where theirs breaks off, and for no token ids then,
-    with which none is continued."""
+    """Whether streams ask to go on at another replica where theirs breaks off."""
     answered: list[Answered] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
 
@@ -104,8 +103,6 @@ class Load:
         headers = {"Authorization": f"Bearer {self.token}", "x-session-id": session}
         headers |= {"x-continue-stream": "true"} if self.continues else {}
         body = question(said) | {"model": self.model, "stream": streams}
-        if self.continues and streams:
-            del body["return_token_ids"]
         began = time.monotonic()
         try:
             with client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:

@@ -16,6 +16,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.gang_rules import HEAD
 from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.observed import ObservedReplica
+from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Replica, ReplicaMember
 from exaserve_ops.serving.selectors.members import ONE_NODE
 from exaserve_ops.serving.services.gangs import hold_of, observe_member
@@ -94,14 +95,14 @@ def _observe(
     """Take one sighting over into its locked row; returns what happened by it and adds who must look."""
     happenings = [*_note_exit(replica, seen)]
     if _note_address(replica, seen, now):
-        hints.append(("routes", replica.pk))
+        hints.append(_route_hint(replica))
     _take_over(replica, seen)
     _note_holders(replica, list(seen.held_by_pids), now)
     happenings += _note_memory(replica, seen, now)
     slept, turned = note_sleep(replica, seen, now)
     happenings += slept
     if turned:
-        hints += [("routes", replica.pk), ("deployment", replica.deployment_id)]
+        hints += [_route_hint(replica), ("deployment", replica.deployment_id)]
         hints += nodes_of_awake_standbys([replica.deployment_id])
     event = _event_of(seen, replica)
     if REPLICA.allows(replica.status, event):
@@ -113,9 +114,22 @@ def _observe(
         happenings.append(advance_row(replica, Move(event, reason), now))
         # What its agent says changes nothing of what the agent is told, until it is over.
         hints += hints_of(replica, tells_node=replica.status == states.STOPPED)
+        if replica.status == states.READY:
+            hints.append(_route_hint(replica))
     elif seen.reason:
         replica.reason = seen.reason
     return happenings
+
+
+def _route_hint(replica: Replica) -> tuple[str, object]:
+    """Have its route written; at once where nobody else serves the name, since requests wait for it then."""
+    if replica.status != states.READY or replica.role != Replica.Role.SERVING:
+        return ("routes", replica.pk)
+    name = Replica.objects.filter(pk=replica.pk).values("deployment__served_name")
+    others = Replica.objects.filter(
+        deployment__served_name__in=name, status=states.READY, role=Replica.Role.SERVING, sleep_state=""
+    ).exclude(Q(pk=replica.pk) | Q(reach__in=CLOSED))
+    return ("routes" if others.exists() else "first_route", replica.pk)
 
 
 def _note_exit(replica: Replica, observed: ObservedReplica) -> list[Happening]:
