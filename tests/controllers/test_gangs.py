@@ -12,13 +12,16 @@ from django.db import connection
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.controllers.drains import DrainWatch
+from exaserve_ops.inventory.domain.facts import NodeFacts
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.services.drain import drain_node
+from exaserve_ops.inventory.services.hardware import record_hardware
 from exaserve_ops.lib import clock
 from exaserve_ops.routing.selectors import routes
 from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.models import Deployment, Replica, ReplicaMember
 from exaserve_ops.serving.selectors import node_rooms
+from exaserve_ops.serving.selectors.wishes import wanted_of_node
 from exaserve_ops.serving.services.deployments import delete_deployment, scale_deployment
 from exaserve_ops.serving.services.observations import record_observations
 from exaserve_ops.serving.services.replicas import restart_replica, retire_lost_node
@@ -34,6 +37,18 @@ pytestmark = pytest.mark.django_db
 def fleet(redis_client: redis.Redis) -> Iterator[GangFleet]:
     with leading(redis_client) as leader:
         yield GangFleet(leader, redis_client)
+
+
+def test_cards_of_a_part_that_cannot_be_seen_for_a_while_stay_recorded(fleet: GangFleet) -> None:
+    fleet.deploy()
+    for one in fleet.of(fleet.until("ready")):
+        node = Node.objects.get(pk=one.node.node_id)
+        record_hardware(node, NodeFacts("h", "127.0.0.1", "1", 7, "b", accelerators=()), now=clock.now())
+        assert node.accelerators.count() == 1
+    idle = next(one for one in fleet.nodes if one.spec is None)
+    node = Node.objects.get(pk=idle.node.node_id)
+    record_hardware(node, NodeFacts("h", "127.0.0.1", "1", 7, "b", accelerators=()), now=clock.now())
+    assert not node.accelerators.exists()
 
 
 def promised() -> dict[str, int]:
@@ -112,6 +127,30 @@ def test_another_leader_goes_on_in_the_middle_of_a_restart(
         replica = fleet.until("ready")
         assert replica.gang_epoch == 2
         assert [one.running for one in fleet.of(replica)] == [2, 2]
+
+
+def test_agent_that_was_put_back_to_one_without_members_is_given_no_part_until_it_is_updated(
+    fleet: GangFleet,
+) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    head, other = fleet.of(replica)
+    node = Node.objects.filter(pk=other.node.node_id)
+    node.update(protocol_minor=6)
+    assert {one.wanted for one in wanted_of_node(node.get().pk)} == {"stop"}, "it would run it by itself"
+    replica = fleet.until("backing_off")
+    why = f"node {other.node.name}, member 1 of 2: its agent speaks 1.6, and parts need 1.7: update it"
+    told = Event.objects.get(event="seen_backing_off", subject_id=str(replica.pk)).reason
+    assert told == f"crash 1 of 6: start 1: {why}"
+    fleet.rounds(2)
+    _pass_back_off(replica)
+    fleet.rounds(3)
+    replica.refresh_from_db()
+    assert (replica.gang_epoch, replica.reason) == (1, why), "no start is begun that cannot become ready"
+    assert [one.running for one in (head, other)] == [0, 0]
+    node.update(protocol_minor=7)
+    replica = fleet.until("ready")
+    assert (replica.gang_epoch, head.running, other.running) == (2, 2, 2)
 
 
 def test_half_a_start_is_ended_when_its_time_is_up(fleet: GangFleet) -> None:

@@ -14,6 +14,7 @@ from exaserve_ops.serving.models import Deployment, Model, Release, Replica, Rep
 from exaserve_ops.serving.selectors.members import gang_facts
 from exaserve_ops.serving.services.gangs import observe_member, take_step
 from exaserve_ops.serving.services.replicas import Move, advance_row
+from workers.protocol import v1
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 START_SECONDS = 60
@@ -123,7 +124,11 @@ class GangWorld:
             memory_bytes=1, status=states.PLACED, node_count=count,
         )  # fmt: skip
         self.members = [
-            ReplicaMember(replica=self.replica, number=number, node=Node(name=f"n{number}", liveness="alive"))
+            ReplicaMember(
+                replica=self.replica,
+                number=number,
+                node=Node(name=f"n{number}", liveness="alive", protocol_minor=v1.MINOR),
+            )
             for number in range(count)
         ]
 

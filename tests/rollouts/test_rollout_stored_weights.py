@@ -20,6 +20,7 @@ from exaserve_ops.lib.errors import ConflictError
 from exaserve_ops.management.simulated.serving import ensure_stored_models, facts_of_stored_model
 from exaserve_ops.rollouts.models import Rollout
 from exaserve_ops.rollouts.services.rollouts import checked_policy, create_rollout, preview_rollout
+from exaserve_ops.rollouts.services.weights import look_at_weights
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment
 from exaserve_ops.serving.services.models import register_model
@@ -129,18 +130,20 @@ def stored(gigabytes: int) -> Model:
     return Model.objects.get(name=f"simulated-weights-{gigabytes}gb")
 
 
-def deploy(stage: StoredStage, model: Model) -> Deployment:
+def deploy(stage: StoredStage, model: Model, *, nodes_per_replica: int = 1) -> Deployment:
+    replicas = NODES // nodes_per_replica
     wish = DeploymentWish(
         name="chat",
         model_id=model.pk,
-        replicas=NODES,
+        replicas=replicas,
         engine=ENGINE,
+        nodes_per_replica=nodes_per_replica,
         replica_memory_bytes=40 << 30,
         drain_seconds=5,
     )
     deployment = create_deployment(wish, actor="test", now=clock.now())
     ready = Replica.objects.filter(deployment=deployment, status="ready")
-    stage.until(lambda: ready.count() == NODES, "all replicas serve")
+    stage.until(lambda: ready.count() == replicas, "all replicas serve")
     return deployment
 
 
@@ -193,6 +196,26 @@ def test_new_weights_are_brought_wave_by_wave_from_one_another_and_the_old_ones_
     )
     assert not here.filter(revision=old.digest).exists()
     assert here.get(revision=new.digest).in_use
+
+
+def test_weights_are_brought_to_the_nodes_of_all_members_before_a_wave_and_kept_there(
+    stage: StoredStage,
+) -> None:
+    old, new = stored(10), stored(12)
+    deployment = deploy(stage, old, nodes_per_replica=NODES)
+    everywhere = {identity.name for identity in stage.identities}
+    assert set(look_at_weights(new, deployment.pk).bytes_to_bring) == everywhere
+    rollout = roll(deployment, new)
+    claims = WeightsClaim.objects.filter(owner=f"rollout:{rollout.pk}")
+    claimed_on = {old.digest: 0, new.digest: 0}
+
+    def is_done() -> bool:
+        for digest, most in claimed_on.items():
+            claimed_on[digest] = max(most, claims.filter(revision=digest).count())
+        return status_of(rollout) == "done"
+
+    stage.until(is_done, "the rollout is done")
+    assert claimed_on == {old.digest: NODES, new.digest: NODES}
 
 
 def test_disk_without_room_forbids_it_before_it_begins_and_what_may_be_evicted_counts_as_room(

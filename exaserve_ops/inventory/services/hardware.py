@@ -32,11 +32,21 @@ def record_hardware(node: Node, facts: NodeFacts, *, now: datetime) -> set[str]:
     return changed
 
 
+def _of_parts(node: Node) -> set[str]:
+    """Accelerators that parts of replicas over several nodes have, or had."""
+    rows = Node.objects.filter(pk=node.pk).exclude(replica_members=None)
+    return {
+        uuid for uuids in rows.values_list("replica_members__accelerator_uuids", flat=True) for uuid in uuids
+    }
+
+
 def _replace_accelerators(node: Node, facts: Sequence[AcceleratorFacts]) -> bool:
     """Whether anything had to be written."""
     known = {row["uuid"]: row for row in node.accelerators.values(*_FACTS)}
     wanted = {fact.uuid: asdict(fact) | {"unreadable": list(fact.unreadable)} for fact in facts}
     gone = known.keys() - wanted.keys()
+    if gone:
+        gone -= _of_parts(node)
     removed = gone and node.accelerators.filter(pk__in=gone, replicas__isnull=True).delete()[0]
     different = [row for uuid, row in wanted.items() if known.get(uuid) != row]
     if different:

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.rollouts.domain.lifecycle import PREWARMING
 from exaserve_ops.rollouts.domain.view import WeightsUnderWay
 from exaserve_ops.rollouts.models import Rollout
-from exaserve_ops.serving.models import Model, Replica
+from exaserve_ops.serving.models import Model, Replica, ReplicaMember
 from exaserve_ops.weights.domain.held import READY
 from exaserve_ops.weights.domain.wanted import ROLLOUT
 from exaserve_ops.weights.models import NodeStore, NodeWeights, WeightsClaim
@@ -99,5 +99,8 @@ def _owner(rollout: Rollout) -> str:
 
 
 def _nodes_of(replicas: QuerySet[Replica]) -> dict[UUID, str]:
-    nodes = Node.objects.filter(replicas__in=replicas).order_by("name").distinct()
+    """Nodes of all members, not of the heads alone."""
+    parts = ReplicaMember.objects.filter(replica__in=replicas, ended_at=None)
+    here = Q(replicas__in=replicas) | Q(pk__in=parts.values("node"))
+    nodes = Node.objects.filter(here).order_by("name").distinct()
     return dict(nodes.values_list("pk", "name"))

@@ -64,6 +64,8 @@ class MemberFacts:
     """What it starts from is on its node."""
     ended: bool = False
     """It was let go, and nothing of it is left."""
+    problem: str = ""
+    """Why its agent cannot run a part of anything now; empty where it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,9 @@ def _next_start(facts: GangFacts, now: datetime, policy: GangPolicy) -> GangStep
     left = [member for member in facts.members if facts.epoch and not _is_gone(member, facts)]
     if left:
         return Follow("", f"start {facts.epoch} must be gone first: {_with_reason(left[0], facts)}")
+    unable = _unable(facts)
+    if unable:
+        return Follow("", unable[0])
     lacking = [member.node_name for member in facts.members if not member.has_weights]
     if lacking:
         return Follow("", f"waits for weights on {', '.join(lacking)}")
@@ -201,7 +206,7 @@ def _next_start(facts: GangFacts, now: datetime, policy: GangPolicy) -> GangStep
 
 def _follow(facts: GangFacts, now: datetime, policy: GangPolicy) -> GangStep | None:
     """A start is under way: all are ready, or one is the last, or one has ended it."""
-    ended = [_with_reason(member, facts) for member in facts.members if _has_ended(member, facts)]
+    ended = _unable(facts) or [_with_reason(one, facts) for one in facts.members if _has_ended(one, facts)]
     if ended:
         # The one that is to blame may not be the first: the others end because it has.
         return _crash(facts, "; ".join(ended[:_TOLD]), now, policy)
@@ -259,6 +264,11 @@ def _is_gone(member: MemberFacts, facts: GangFacts) -> bool:
 
 def _level(member: MemberFacts, facts: GangFacts) -> int:
     return _LEVELS.get(member.state, 0) if _is_current(member, facts) else 0
+
+
+def _unable(facts: GangFacts) -> list[str]:
+    """Members whose agents were put back to one that knows no members."""
+    return [f"{_named(member, facts)}: {member.problem}" for member in facts.members if member.problem]
 
 
 def _named(member: MemberFacts, facts: GangFacts) -> str:

@@ -8,8 +8,7 @@ from uuid import UUID
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.gang_rules import HEAD
 from exaserve_ops.serving.models import Replica, ReplicaMember
-from exaserve_ops.serving.selectors.members import ONE_NODE
-from exaserve_ops.serving.selectors.rooms import members_problem_of
+from exaserve_ops.serving.selectors.members import ONE_NODE, members_problem_of
 
 LOG_HINT = "log"
 _MOST_DIGITS = 4

@@ -9,10 +9,11 @@ from uuid import UUID
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from exaserve_ops.inventory.domain.liveness import DEAD, RETIRED
-from exaserve_ops.inventory.models import NodeHardware
+from exaserve_ops.inventory.models import Node, NodeHardware
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.closeness import UNKNOWN, Closeness
 from exaserve_ops.serving.domain.gang_rules import GangFacts, MemberFacts
+from exaserve_ops.serving.domain.gangs import MEMBERS_SINCE_MINOR
 from exaserve_ops.serving.models import Model, Replica, ReplicaMember
 from exaserve_ops.weights.domain.held import READY
 from exaserve_ops.weights.models import NodeWeights
@@ -94,6 +95,7 @@ def gang_facts(replica: Replica, members: Iterable[ReplicaMember]) -> GangFacts:
                 node_dead=member.node.liveness in {DEAD, RETIRED},
                 has_weights=member.node_id not in lacking,
                 ended=member.ended_at is not None,
+                problem=members_problem_of(member.node),
             )
             for member in members
         ),
@@ -137,3 +139,13 @@ def on_node(node_id: UUID) -> Q:
     """Replicas that run on a node, or that have a member there of which something may be left."""
     member = ReplicaMember.objects.filter(replica=OuterRef("pk"), node=node_id, ended_at=None)
     return Q(ONE_NODE, node=node_id) | Q(Exists(member))
+
+
+def members_problem_of(node: Node) -> str:
+    """Why no part of a replica over several nodes can run on a node; empty where one can.
+
+    An agent that does not know of members would start its part as a replica of its own.
+    """
+    if node.protocol_minor >= MEMBERS_SINCE_MINOR:
+        return ""
+    return f"its agent speaks 1.{node.protocol_minor}, and parts need 1.{MEMBERS_SINCE_MINOR}: update it"

@@ -15,7 +15,6 @@ from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of, super
 from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.accelerator_wish import ANY, WHOLE, AcceleratorWish, read_wish
 from exaserve_ops.serving.domain.closeness import UNKNOWN
-from exaserve_ops.serving.domain.gangs import MEMBERS_SINCE_MINOR
 from exaserve_ops.serving.domain.reservation import (
     NOTHING_PROMISED,
     AcceleratorSize,
@@ -34,6 +33,7 @@ from exaserve_ops.serving.selectors.members import (
     closeness_of_nodes,
     live_members,
     member_places,
+    members_problem_of,
 )
 from exaserve_ops.weights.selectors import nodes_with
 
@@ -155,16 +155,6 @@ def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
         )
         for node in nodes
     )
-
-
-def members_problem_of(node: Node) -> str:
-    """Why no part of a replica over several nodes can run on a node; empty where one can.
-
-    An agent that does not know of members would start its part as a replica of its own.
-    """
-    if node.protocol_minor >= MEMBERS_SINCE_MINOR:
-        return ""
-    return f"its agent speaks 1.{node.protocol_minor}, and parts need 1.{MEMBERS_SINCE_MINOR}: update it"
 
 
 def mps_problem_of(node: Node) -> str:

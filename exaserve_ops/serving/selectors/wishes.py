@@ -9,13 +9,19 @@ from uuid import UUID
 from django.db.models import F, Q, QuerySet
 
 from exaserve_ops.serving.domain import lifecycle as states
-from exaserve_ops.serving.domain.gang_rules import HEAD, order_of
+from exaserve_ops.serving.domain.gang_rules import HEAD, RUN, STOP, order_of
 from exaserve_ops.serving.domain.observed import WantedMember, WantedReplica
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.domain.sleep import AWAKE, SleepWish, is_to_sleep
 from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Model, Replica, ReplicaMember
-from exaserve_ops.serving.selectors.members import KNOWN_TO_AGENTS, ONE_NODE, WAITS_TO_START, live_members
+from exaserve_ops.serving.selectors.members import (
+    KNOWN_TO_AGENTS,
+    ONE_NODE,
+    WAITS_TO_START,
+    live_members,
+    members_problem_of,
+)
 from exaserve_ops.serving.selectors.rooms import wish_of
 
 
@@ -88,6 +94,8 @@ def _member(replica: Replica, gang: list[ReplicaMember], own: ReplicaMember) -> 
         began=replica.gang_began_at is not None,
         head_ended=head.ended_at is not None,
     )
+    if order == RUN and members_problem_of(own.node):
+        order = STOP  # its agent would run the part as a replica of its own
     # What the head told of an earlier start leads nowhere now.
     tells = own is not head and head.epoch == replica.gang_epoch
     member = WantedMember(

@@ -236,7 +236,9 @@ def _write_off_members(node: Node, *, reason: str, actor: str, now: datetime) ->
     """Close the record of parts that ran on a node; the rest of the whole is stopped, and ends by itself."""
     parts = ReplicaMember.objects.filter(node=node, ended_at=None)
     why = f"node {node} of it was retired: {reason}"
-    for replica in Replica.objects.filter(pk__in=parts.values("replica")).exclude(status=states.STOPPED):
+    replicas = Replica.objects.filter(pk__in=parts.values("replica")).exclude(status=states.STOPPED)
+    # In the order in which reports lock them, or the two would wait for each other.
+    for replica in replicas.order_by("pk"):
         if replica.wanted == Replica.Wanted.RUN:
             let_go_replica(replica.pk, "stop", why=why, actor=actor, now=now)
         parts.filter(replica=replica).update(ended_at=now, state=states.STOPPED, reason=why, pid=None)
