@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -121,6 +122,12 @@ def test_batch_of_a_real_engine_is_read() -> None:
         msgspec.msgpack.encode([1.0, [stored([1], [1 << 40])]]),
         msgspec.msgpack.encode([1.0, [{"type": "BlockRemoved", "block_hashes": ["text"]}]]),
         msgspec.msgpack.encode(["soon", []]),
+        msgspec.msgpack.encode([math.nan, []]),
+        msgspec.msgpack.encode([math.inf, []]),
+        msgspec.msgpack.encode([1.0, [stored([1], [1], group_idx=math.inf)]]),
+        msgspec.msgpack.encode([1.0, [stored([1], [1]) | {"block_size": math.inf}]]),
+        b"\x91" * 100_000 + b"\x90",
+        b"\x92\xcb" + b"\0" * 8 + b"\x91" * 100_000 + b"\x90",
     ],
 )
 def test_damaged_batch_is_refused_by_type(raw: bytes) -> None:
@@ -150,10 +157,30 @@ def test_equal_content_has_one_digest_whatever_the_engine_calls_it() -> None:
     assert extend_chain(b"\0" * 16, B) not in one
 
 
-@pytest.mark.parametrize("more", [{"lora_name": "sql"}, {"lora_id": 3}, {"extra_keys": [["tenant-salt"]]}])
+PICTURE = "a" * 64
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"lora_name": "sql"},
+        {"lora_id": 3},
+        {"extra_keys": [["tenant-salt"]]},
+        {"lora_name": "x" * 100},
+        {"extra_keys": [[PICTURE, "second"]]},
+    ],
+)
 def test_adapters_pictures_and_salts_make_other_content_of_equal_tokens(more: dict[str, Any]) -> None:
     sight = sight_of(stored([1], A), stored([2], A, **more))
     assert len(sight) == 2
+
+
+def test_content_apart_differs_wherever_its_names_part() -> None:
+    long_names = [f"{PICTURE}{end}" for end in ("one", "two")]
+    sight = sight_of(*(stored([at], A, extra_keys=[[name, 0]]) for at, name in enumerate(long_names)))
+    assert len(sight) == 2
+    again = sight_of(*(stored([at], A, extra_keys=[[long_names[0], 0]]) for at in range(2)))
+    assert len(again) == 1
 
 
 def test_what_was_evicted_last_says_until_when_the_cache_is_gone() -> None:

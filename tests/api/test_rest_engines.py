@@ -49,6 +49,13 @@ def test_pasted_launch_becomes_drafts_and_stores_nothing(operator: JsonClient) -
     assert not Deployment.objects.exists()
 
 
+def test_pasted_launch_says_every_engine_and_no_secret(operator: JsonClient) -> None:
+    text = "bash -c 'MY_TOKEN=abcd1234 vllm serve a & sglang serve --model b'; A_KEY=efgh5678 vllm serve c"
+    answer = operator.post("/api/v1/deployments/import", {"text": text})
+    assert [draft["model"] for draft in answer.json()["drafts"]] == ["a", "b", "c"]
+    assert not [secret for secret in ("abcd1234", "efgh5678") if secret in answer.content.decode()]
+
+
 def test_pasted_launch_over_nodes_has_both_sizes(operator: JsonClient) -> None:
     text = "srun -N4 vllm serve m -tp 8 -pp 4 --nnodes 4 --node-rank 0 --master-addr h"
     (draft,) = operator.post("/api/v1/deployments/import", {"text": text}).json()["drafts"]

@@ -62,6 +62,21 @@ def test_lines_about_other_things_are_no_complaint_about_memory() -> None:
     assert read_complaint(["Killed", "ValueError: no such file", "max seq len is fine"]) is None
 
 
+STORED = "max seq len ({0}) is larger than the maximum number of tokens that can be stored in KV cache ({0})"
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "1.2.3", ",", "_", "1e9"])
+def test_a_number_that_is_none_in_a_complaint_breaks_nothing(number: str) -> None:
+    for line in (
+        STORED.format(number),
+        SERVE_ONE.replace("114432", number),
+        CARD_TAKEN.replace("15.32", number).replace("0.88", number),
+        f"CUDA out of memory. Tried to allocate {number} GiB",
+        f"ValueError: {number} bytes are left for KV, and one block takes {number}",
+    ):
+        read_complaint([line])
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [

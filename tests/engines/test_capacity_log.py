@@ -71,6 +71,10 @@ def test_blocks_of_the_first_engine_and_the_pool_of_another_are_read() -> None:
         "INFO: Running: 0 reqs, Waiting: 3 reqs, GPU KV cache usage: 0.0%",
         "[2025-03-07 09:25:12 TP0] Memory pool end. avail mem=22.03 GB",
         "RuntimeError: Rank 0 scheduler died during initialization (exit code: 255).",
+        f"GPU KV cache size: {'9' * 5000} tokens",
+        f"Maximum concurrency for 10 tokens per request: {'9' * 400}x",
+        f"Maximum concurrency for {'9' * 5000} tokens per request: 3x",
+        f"# GPU blocks: {'9' * 5000}, # CPU blocks: 3",
         "",
     ],
 )

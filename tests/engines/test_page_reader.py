@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from workers.engines import exposition
-from workers.engines.exposition import PageReader, parse_exposition
+from workers.engines.exposition import BEYOND, PageReader, parse_exposition
 
 names = st.from_regex(r"[a-z_:][a-z0-9_:]{0,6}", fullmatch=True)
 label_names = st.from_regex(r"[a-z_][a-z0-9_]{0,4}", fullmatch=True)
@@ -47,7 +47,7 @@ def library_rows(line: str) -> list[tuple[str, dict[str, str], float | None]] | 
         found = [(s.name, dict(s.labels), to_float(s.value)) for s in samples]
     except (ValueError, IndexError, OverflowError):
         return None
-    return [(name, told, value if math.isfinite(value) else None) for name, told, value in found]
+    return [(name, told, value if abs(value) < BEYOND else None) for name, told, value in found]
 
 
 def to_float(value: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from workers.engines.exposition import parse_exposition
@@ -273,6 +274,25 @@ def test_figure_that_is_no_number_is_no_figure(text: str) -> None:
     )
     sample = parse_metrics(page)
     assert (sample.kv_used_ratio, sample.generation_tokens, sample.ttft) == (None, None, None)
+
+
+HUGE = ("1e308", "1.7e308", "9" * 300, "-1e30")
+
+
+@pytest.mark.parametrize("text", HUGE)
+def test_what_no_engine_counts_to_is_no_figure_and_fits_every_message(text: str) -> None:
+    page = (
+        f'vllm:num_requests_running{{e="0"}} {text}\nvllm:num_requests_running{{e="1"}} {text}\n'
+        f'vllm:num_requests_waiting 1e22\nvllm:generation_tokens_total{{e="0"}} {text}\n'
+        f'vllm:generation_tokens_total{{e="1"}} {text}\nvllm:num_preemptions_total 4\n'
+        f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{"9" * 5000}"}} 1\n'
+        f'vllm:time_to_first_token_seconds_bucket{{le="+Inf"}} {text}\n'
+    )
+    sample = parse_metrics(page)
+    assert (sample.requests_running, sample.requests_waiting, sample.generation_tokens) == (None, None, None)
+    assert (sample.kv_total_blocks, sample.ttft, sample.preemptions) == (None, None, 4)
+    load = measure_window(sample, sample, seconds=1.0)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(load), type=type(load)) == load
 
 
 def test_absent_stays_absent_and_zero_stays_zero() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,6 +68,13 @@ def test_current_page_is_read_in_our_units() -> None:
         ecc_uncorrected=0,
         last_xid=0,
     )
+
+
+@pytest.mark.parametrize("huge", ["1e308", "1e19", "9" * 300])
+def test_counts_beyond_all_bounds_are_unknown_and_fit_every_message(huge: str) -> None:
+    seen = read(page(("DCGM_FI_DEV_FB_USED", huge), ("DCGM_FI_DEV_XID_ERRORS", huge)))
+    assert (seen.memory_used_bytes, seen.last_xid) == (None, None)
+    assert msgspec.msgpack.encode(seen)
 
 
 def test_rates_that_an_older_exporter_calls_counters_are_still_rates() -> None:

@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 
 from workers.engines.base import EngineSample
 
-_NUMBER = r"([0-9][0-9,]*)"
+_NUMBER = r"([0-9][0-9,]{0,18})(?![0-9,])"
+"""Of a bounded length: a line of a log may be as long as a block, and no number is."""
 _TOKENS = re.compile(rf"(?:GPU|CPU|XPU|TPU) KV cache size: {_NUMBER} tokens")
 _POOL = re.compile(rf"\bmax_total_num_tokens={_NUMBER}")
 _CONCURRENCY = re.compile(
-    rf"Maximum concurrency for {_NUMBER} tokens per request: ([0-9][0-9,]*(?:\.[0-9]+)?)x"
+    rf"Maximum concurrency for {_NUMBER} tokens per request: ([0-9][0-9,]{{0,18}}(?:\.[0-9]{{1,18}})?)x"
 )
 _BLOCK = re.compile(rf"Setting attention block size to {_NUMBER} tokens")
 _BLOCKS = re.compile(rf"# (?:GPU|CUDA) blocks: {_NUMBER}|\bGPU blocks: {_NUMBER}")

@@ -23,6 +23,8 @@ Labels = frozenset[tuple[str, str]]
 MOST_KNOWN_HEADS = 50_000
 """Beginnings of lines that a reader remembers: those of a few dozen replicas. Beyond, it starts anew."""
 _INFINITY_BOUND = "+Inf"
+BEYOND = 1e24
+"""More than anything is counted to: sums of such values, and messages with them, would overflow."""
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = r'(?!__)[a-zA-Z_][a-zA-Z0-9_]*="(?:[^"\\]|\\[\\"n])*"'
 _HEAD = rf"[ \t]*(?P<name>{_NAME})(?:[ \t]*\{{(?P<labels>(?:{_LABEL}(?:,[ \t]*{_LABEL})*,?)?)\}})?"
@@ -43,7 +45,7 @@ class Series(NamedTuple):
 
     labels: Mapping[str, str]
     value: float | None
-    """`None` where the page says NaN or infinity."""
+    """`None` where the page says NaN, infinity, or what no engine has counted to."""
     source: Labels
     """What tells its source from others: its labels but for `le` and ranks that all tell the same."""
     bound: float | None
@@ -258,7 +260,7 @@ class _Reading:
         if "_" in text:  # a number to Python, and to nobody else
             return False
         self.duplicates += head in self.values
-        self.values[head] = value if math.isfinite(value) else None
+        self.values[head] = value if abs(value) < BEYOND else None  # NaN is not less either
         return True
 
     def finish(self, *, truncated: bool) -> Exposition:

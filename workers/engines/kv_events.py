@@ -8,6 +8,7 @@ engine's own affair; the tokens stand beside it.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,11 @@ _STORED_FIELDS = (
     "extra_keys", "group_idx", "kv_cache_spec_kind",
 )  # fmt: skip
 _REMOVED_FIELDS = ("block_hashes", "medium", "group_idx")
+_DAMAGE = (
+    *(msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+_MOST_KEY_BYTES = 64
 _decoder = msgspec.msgpack.Decoder(list[Any])
 
 
@@ -84,7 +90,9 @@ def decode_batch(payload: bytes) -> Batch:
         at_seconds, events, *_ = _decoder.decode(payload)
         found = [_event(raw) for raw in events]
         at_seconds = float(at_seconds)
-    except (msgspec.DecodeError, ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        if not math.isfinite(at_seconds):
+            raise ValueError(f"a time of {at_seconds}")
+    except _DAMAGE as error:
         raise DamagedEventsError(f"{type(error).__name__}: {error}") from error
     known = tuple(event for event in found if event is not None)
     return Batch(at_seconds, known, len(found) - len(known))
@@ -150,6 +158,7 @@ def _group(fields: Mapping[str, Any]) -> int:
 
 def extend_chain(parent: bytes, tokens: Sequence[int], apart: bytes = b"") -> bytes:
     """Digest of a block behind a chain: equal digests mean equal content, whatever engines call it."""
-    digest = hashlib.blake2b(parent, digest_size=16, key=apart[:64])
+    key = apart if len(apart) <= _MOST_KEY_BYTES else hashlib.blake2b(apart).digest()
+    digest = hashlib.blake2b(parent, digest_size=16, key=key)
     digest.update(b"".join([token.to_bytes(4, "little") for token in tokens]))
     return digest.digest()

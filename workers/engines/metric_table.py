@@ -19,6 +19,8 @@ PROCESS_START = "process_start_time_seconds"
 _PERCENT_ABOVE = 1.5
 """A ratio may be rounded to a little over 1; what is more was told in percent."""
 _PERCENT = 100.0
+_BEYOND_WHOLE = float(1 << 53)
+"""From there on a float is no exact whole number."""
 _HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
 
 
@@ -94,9 +96,9 @@ class Figures:
         return None
 
     def whole(self, what: str) -> int | None:
-        """Return the same, rounded."""
+        """Return the same, rounded; `None` for what can be no number of things."""
         value = self.total(what)
-        return None if value is None else round(value)
+        return round(value) if value is not None and 0 <= value < _BEYOND_WHOLE else None
 
     def ratio(self, what: str) -> float | None:
         """Mean of the sources, 0 to 1. Percent are recognised and noted."""

@@ -18,6 +18,7 @@ from workers.protocol.machine import AcceleratorLoad
 
 SOURCE = "dcgm"
 _MEBIBYTE = 1 << 20
+_BEYOND = float(1 << 62)
 _UUID_LABELS = ("UUID", "uuid")
 _ORDINAL_LABEL = "gpu"
 _SLICE_LABEL = "GPU_I_ID"
@@ -124,9 +125,9 @@ class _Told:
         return None
 
     def count(self, names: Iterable[_Name]) -> int | None:
-        """The same, of a whole number."""
+        """The same, of a whole number; `None` for more than any message holds."""
         found = self.find(names)
-        return None if found is None else int(found)
+        return int(found) if found is not None and found < _BEYOND else None
 
 
 def _by_card(page: Exposition) -> Mapping[str, _Told]:

@@ -25,6 +25,7 @@ from exaserve_ops.serving.domain.paste_import import read_paste
 from exaserve_ops.serving.selectors import deployment_snapshot
 from exaserve_ops.serving.selectors.drafts import find_model
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment
+from workers.protocol.confidential import mask
 
 _FORM_FIELDS = {
     "slice_memory_bytes": "slice_memory_mib",
@@ -80,7 +81,10 @@ def deployment_import(request: HttpRequest) -> HttpResponse:
         try:
             pasted = read_paste(paste.cleaned_data["text"])
         except PasteError as error:
+            # What is wrong is mended in the text, and no secret is needed for that.
+            paste = ImportForm({"text": mask(paste.cleaned_data["text"])})
             paste.add_error("text", f"This cannot be read: {error}.")
+            context["paste"] = paste
         else:
             context |= _drafted(pasted.drafts, paste.cleaned_data["draft"] or 0)
             # Shown again, to be mended or to choose another draft, and without secrets.

@@ -25,8 +25,9 @@ class Complaint:
     available_bytes: int | None = None
 
 
-_COUNT = r"([\d,_]+)"
-_SIZE = r"([\d.]+) ?GiB"
+_COUNT = r"(\d[\d,_]{0,18})"
+_DECIMAL = r"(\d{1,9}(?:\.\d{1,9})?)"
+_SIZE = rf"{_DECIMAL} ?GiB"
 
 
 def _tokens(text: str) -> int:
@@ -117,8 +118,8 @@ _SERVE_ONE = (
     rf"(?:.{{0,80}}?estimated maximum model length is {_COUNT})?"
 )
 _TAKEN = (
-    rf"free memory on device.{{0,20}}? \(([\d.]+)/{_SIZE}\) on startup is less than desired GPU memory "
-    rf"utilization \(([\d.]+), {_SIZE}\)"
+    rf"free memory on device.{{0,20}}? \({_DECIMAL}/{_SIZE}\) on startup is less than desired GPU memory "
+    rf"utilization \({_DECIMAL}, {_SIZE}\)"
 )
 _STATIC = r"not enough memory\. please try (?:to increase|increasing) --mem-fraction-static"
 _OWN = rf"{_COUNT} bytes are left for KV, and one block takes {_COUNT}"
@@ -130,7 +131,7 @@ _READERS: tuple[tuple[str, Callable[[re.Match[str]], Complaint]], ...] = (
     (r"no available memory for the cache blocks", _no_room),
     (_STATIC, _static_too_small),
     (_OWN, _own_engine),
-    (r"out of memory\. tried to allocate ([\d.]+) ?([KMG]iB)", _out),
+    (rf"out of memory\. tried to allocate {_DECIMAL} ?([KMG]iB)", _out),
 )
 _PATTERNS = tuple((re.compile(pattern, re.IGNORECASE | re.DOTALL), read) for pattern, read in _READERS)
 

@@ -9,6 +9,7 @@ from workers.engines.metric_table import PROCESS_START, Figures, Kind, Metric, M
 
 _EVERY = "all"
 _V1 = "0.8 and later"
+_MOST_DIGITS = 15
 
 
 def _count(*names: Name) -> Metric:
@@ -170,5 +171,5 @@ def _blocks(told: Figures) -> tuple[int | None, int | None, bool]:
 
 
 def _whole(text: str) -> int | None:
-    """Return the number of a label; `None` where it says `None`."""
-    return int(text) if text.isascii() and text.isdigit() else None
+    """Return the number of a label; `None` where it says `None`, or what can be none."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS else None
