@@ -79,7 +79,7 @@ class ValidationForm(forms.Form):
     )  # fmt: skip
     most_launches = forms.IntegerField(
         min_value=0, max_value=MOST_LAUNCHES, initial=6, label="Launches to find the best settings, at most",
-        help_text="Each with other limits of requests at once and of tokens in a step. 0: none is made.",
+        help_text="Besides what runs: with other limits of requests at once and of tokens a step. 0: none.",
     )  # fmt: skip
     ttft_limit_seconds = forms.FloatField(
         min_value=LEAST_LIMIT_SECONDS, max_value=MOST_LIMIT_SECONDS, initial=2.0, label="TTFT limit, seconds",

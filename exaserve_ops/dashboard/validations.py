@@ -111,11 +111,12 @@ def curves_figure(checks: Iterable[ValidationCheck], *, columns: int = 2) -> Fig
         ("TTFT, by tokens of context", contexts, "tokens", "ttft_seconds", " s"),
     ]
     tried = {row.engine: _answered(row) for row in rows if row.name == TUNING}
-    if any(tried.values()):
-        panels += [
-            ("Tokens a second, by most requests at once tried", tried, "sequences", "tokens_per_second", ""),
-            ("Tokens a second, by most tokens in a step tried", tried, "tokens", "tokens_per_second", ""),
-        ]
+    for title, across in (
+        ("Settings: tokens a second, by requests", "sequences"),
+        ("Settings: tokens a second, by tokens a step", "tokens"),
+    ):
+        if any(point[across] for points in tried.values() for point in points):
+            panels.append((title, tried, across, "tokens_per_second", ""))
     grid = (-(-len(panels) // columns), columns)
     figure: Figure = {"data": [], "layout": {"showlegend": False, "annotations": []}}
     for number, (title, told, across, up, suffix) in enumerate(panels):

@@ -24,7 +24,7 @@ async function paint(element) {
   const { data, layout } = element.figure;
   const soft = token("--ink-soft");
   const axis = { gridcolor: token("--line-soft"), zeroline: false, linecolor: token("--line-soft"), tickfont: { size: 12, color: soft }, fixedrange: true };
-  const themed = { ...layout, paper_bgcolor: "transparent", plot_bgcolor: "transparent", margin: { l: 40, r: 8, t: 24, b: 28 }, font: { family: token("--font"), size: 12, color: soft }, hovermode: "closest", autosize: true };
+  const themed = { ...layout, paper_bgcolor: "transparent", plot_bgcolor: "transparent", margin: { l: 48, r: 8, t: 24, b: 28 }, font: { family: token("--font"), size: 12, color: soft }, hovermode: "closest", autosize: true };
   for (const name of Object.keys(layout)) if (/^[xy]axis/.test(name)) themed[name] = { ...axis, ...layout[name] };
   // As dates, Plotly shows them in the viewer's zone.
   for (const line of data) if (layout[(line.xaxis ?? "x").replace("x", "xaxis")]?.type === "date") line.x = line.x.map((at) => new Date(at));

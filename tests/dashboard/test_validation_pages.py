@@ -166,7 +166,7 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
         "max_num_batched_tokens",
         "Best within the limits",
         "812 ± 4.0",
-        "As it was asked for.",
+        "As it was asked for: ",
         "not told",
         "tight, 9",
         "1 more was not launched",
@@ -179,6 +179,12 @@ def test_settings_that_were_tried_stand_in_a_table_and_draw(operator: Client, va
     )
     assert {line["mode"] for line in figure["data"]} == {"markers"}
     assert figure["layout"]["xaxis5"]["tickvals"] == [16], "one value has one tick"
+    untold = details | {"settings": [row | {"sequences": 0}]}
+    validation.checks.filter(name="tuning").update(details=untold)
+    assert [line["x"] for line in curves_figure(validation.checks.all())["data"]] == [[2048]], (
+        "no panel for what the engine was never told"
+    )
+    validation.checks.filter(name="tuning").update(details=details)
     narrow = curves_figure(validation.checks.all(), columns=1)["layout"]
     panels = [narrow[f"yaxis{number}"]["domain"] for number in ("", *range(2, 7))]
     assert narrow["xaxis2"]["domain"] == [0.0, 1.0]

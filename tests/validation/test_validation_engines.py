@@ -77,9 +77,44 @@ def test_vllm_and_the_built_in_engine_agree_on_the_model(tmp_path: Path) -> None
             engine_options={"vllm": ON_A_CPU},
             idle_seconds=2,
             most_at_once=4,
-            most_launches=1,
+            most_launches=2,
         )
     for engine in ("torch", "vllm"):
         told.pop(("idle", engine))
         assert told.pop(("sleep", engine))[0] == "skipped", "neither sleeps on a processor"
+    assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
+
+
+def test_stages_of_the_built_in_engine_on_two_nodes_are_validated(tmp_path: Path) -> None:
+    with fleet(tmp_path) as run:
+        told = validate(
+            run,
+            ["torch"],
+            nodes_per_replica=2,
+            engine_options={"torch": {"pipeline_stages": 2}},
+            idle_seconds=2,
+            most_at_once=4,
+            most_launches=1,
+        )
+    told.pop(("idle", "torch"))
+    status, why = told.pop(("sleep", "torch"))
+    assert (status, "several nodes" in why) == ("skipped", True)
+    assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
+
+
+def test_ranks_of_vllm_on_two_nodes_are_validated(tmp_path: Path) -> None:
+    python = find_vllm_python()
+    with fleet(tmp_path, EXAOPS_AGENT_VLLM_PYTHON=str(python), EXAOPS_AGENT_CPU_THREADS="1") as run:
+        told = validate(
+            run,
+            ["vllm"],
+            nodes_per_replica=2,
+            engine_options={"vllm": ON_A_CPU | {"tensor_parallel_size": 2}},
+            idle_seconds=2,
+            most_at_once=2,
+            most_launches=0,
+        )
+    told.pop(("idle", "vllm"))
+    for name in ("sleep", "tuning"):
+        assert told.pop((name, "vllm"))[0] == "skipped"
     assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
