@@ -36,6 +36,7 @@ from exaserve_ops.serving.domain.steps import (
     Promote,
     Quarantine,
     Replace,
+    StandDown,
     Step,
     Wait,
 )
@@ -56,6 +57,7 @@ from exaserve_ops.serving.services.healing import (
     make_replacement,
     promote_standbys,
     record_hold,
+    stand_down,
 )
 from exaserve_ops.serving.services.releases import give_way
 from exaserve_ops.serving.services.replicas import (
@@ -241,7 +243,9 @@ class Reconcilers:
         """Have standbys serve at once; what rings for it keeps its distance from the write before."""
         if not steps:
             return
-        promotions = [Promotion(UUID(s.replica_id), UUID(s.instead_of), s.why) for s in steps]
+        promotions = [
+            Promotion(UUID(s.replica_id), UUID(s.instead_of) if s.instead_of else None, s.why) for s in steps
+        ]
         left_out = promote_standbys(promotions, actor=HEALER, now=clock.now())
         self._queue.add("routes", "all")
         if left_out:
@@ -366,7 +370,7 @@ def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
             place_replicas({UUID(s.replica_id): s.placement for s in places}, actor=ACTOR, now=now)
         case Wait():
             record_wait(UUID(step.replica_id), step.why, actor=ACTOR, now=now)
-        case LetGo():
+        case LetGo() | StandDown():
             _let_go(step, now)
         case FinishDeletion():
             advance_deployment(deployment_id, "emptied", actor=ACTOR, now=now, reason=step.why)
@@ -376,9 +380,11 @@ def _apply(deployment_id: UUID, step: Step, *more: Step) -> None:
             raise AssertionError("promotions are carried out together")
 
 
-def _let_go(step: LetGo, now: datetime) -> None:
+def _let_go(step: LetGo | StandDown, now: datetime) -> None:
     replica_id = UUID(step.replica_id)
-    if step.in_order:
+    if isinstance(step, StandDown):
+        stand_down(replica_id, why=step.why, actor=ACTOR, now=now)
+    elif step.in_order:
         end_drain(replica_id, why=step.why, actor=ACTOR, now=now)
     else:
         let_go = give_way if step.successor else let_go_replica

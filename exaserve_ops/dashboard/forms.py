@@ -15,7 +15,8 @@ from exaserve_ops.access.domain.limits import (
     KeyLimits,
 )
 from exaserve_ops.access.models import Scope
-from exaserve_ops.inventory.models import Accelerator, Node
+from exaserve_ops.inventory.models import Accelerator
+from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MOST_BYTES, MOST_PERCENT, SLICE, WHOLE
 from exaserve_ops.serving.domain.launch_words import LONGEST
 from exaserve_ops.serving.models import Model
@@ -62,7 +63,7 @@ class DeploymentForm(EngineLines):
         max_length=120, required=False, help_text="What clients send as “model”; empty is its name."
     )
     nodes = forms.ModelMultipleChoiceField(
-        Node.objects.all(),
+        nodes_in_service(),
         required=False,
         to_field_name="name",
         help_text="Only these nodes; none chosen is any.",
@@ -160,7 +161,7 @@ class DeploymentForm(EngineLines):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - whatever a form takes
         super().__init__(*args, **kwargs)
-        offered = {name for row in Node.objects.values_list("engines", flat=True) for name in row}
+        offered = {name for row in nodes_in_service().values_list("engines", flat=True) for name in row}
         # The first is what stands chosen: one that answers for real, where there is one.
         engines = sorted(offered, key=lambda name: (name.startswith(SIMULATED), name != TORCH, name))
         asked = self["engine"].value()

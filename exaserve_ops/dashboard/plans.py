@@ -19,6 +19,7 @@ from exaserve_ops.serving.domain.steps import (
     Promote,
     Quarantine,
     Replace,
+    StandDown,
     Step,
     Wait,
 )
@@ -55,6 +56,8 @@ class PlanPreview:
     waiting: int
     let_go: int
     sessions_moved: int
+    change_roles: int = 0
+    """Standbys that are to serve, and serving ones that are to stand by."""
     more_lines: int = 0
     """Steps that are left out of `lines`."""
 
@@ -118,6 +121,7 @@ def _preview(snapshot: DeploymentSnapshot, now: datetime) -> PlanPreview:
     known = {r.id: r for r in (*snapshot.replicas, *newcomers)}
     lines, more_lines = _lines(steps, known, snapshot.nodes)
     gone = [step for step in steps if isinstance(step, LetGo)]
+    left = [step for step in steps if isinstance(step, LetGo | StandDown)]
     return PlanPreview(
         lines=lines,
         more_lines=more_lines,
@@ -125,7 +129,8 @@ def _preview(snapshot: DeploymentSnapshot, now: datetime) -> PlanPreview:
         placed=sum(isinstance(step, Place) for step in steps),
         waiting=sum(isinstance(step, Wait) for step in steps),
         let_go=len(gone),
-        sessions_moved=sum(known[step.replica_id].active_sessions for step in gone),
+        sessions_moved=sum(known[step.replica_id].active_sessions for step in left),
+        change_roles=sum(isinstance(step, Promote | StandDown) for step in steps),
     )
 
 
@@ -178,19 +183,23 @@ def _line(step: Step, known: Mapping[str, ReplicaFacts]) -> PlanLine | None:
             detail = "placed when there is room"
             noun = ("standby" if step.role == STANDBY else "replica") + ("s" if step.count != 1 else "")
             return PlanLine("create", "good", f"{step.count} more {noun}", detail, step.why)
-        case Promote() | Replace() | Quarantine() | Hold():
+        case Promote() | StandDown() | Replace() | Quarantine() | Hold():
             return _healing_line(step, known)
         case _:
             return None
 
 
 def _healing_line(
-    step: Promote | Replace | Quarantine | Hold, known: Mapping[str, ReplicaFacts]
+    step: Promote | StandDown | Replace | Quarantine | Hold, known: Mapping[str, ReplicaFacts]
 ) -> PlanLine | None:
     name = known[step.replica_id].name
     match step:
         case Promote():
-            return PlanLine("promote", "good", name, f"instead of {known[step.instead_of].name}", step.why)
+            swapped = f"instead of {known[step.instead_of].name}" if step.instead_of else "it is to serve"
+            return PlanLine("promote", "good", name, swapped, step.why)
+        case StandDown():
+            sessions = f"{known[step.replica_id].active_sessions} active sessions"
+            return PlanLine("stand down", "warn", name, f"becomes a standby, {sessions}", step.why)
         case Replace():
             return PlanLine("replace", "good", name, f"by a new one on {step.placement.where}", step.why)
         case Quarantine():

@@ -22,6 +22,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain import sleep
 from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.models import Replica, ReplicaMember
+from exaserve_ops.serving.selectors.handover import hands_over, stands_down
 from exaserve_ops.serving.selectors.members import on_node
 from exaserve_ops.sessions.domain.handover import LeavingReplica
 from exaserve_ops.sessions.models import InferenceSession
@@ -89,7 +90,7 @@ def drain_of(node: Node) -> DrainProgress:
 
 def leaving_of(replica: Replica) -> LeavingReplica | None:
     """How far its conversations have left a replica that they are leaving; `None` where they stay."""
-    if replica.status == states.DRAINING and replica.handed_over_at is None:
+    if hands_over(replica) or stands_down(replica):
         waiting = leaving_replicas(now=clock.now(), only=replica.pk)
         return waiting[0] if waiting else None
     if replica.status != states.READY or not replica.departure:

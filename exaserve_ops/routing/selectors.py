@@ -17,25 +17,22 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.reach import CLOSED, is_open
 from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Deployment, Replica
-
-_ROUTED = (states.READY, states.DRAINING)
+from exaserve_ops.serving.selectors.handover import ROUTED
 
 
 def routes() -> dict[str, RouteRecord]:
     """Replicas that may be routed to, by id, in one query.
 
     A suspect node keeps its routes, marked as such: a late heartbeat is no reason to move a
-    conversation. Standbys have none.
+    conversation. Standbys have none, once the conversations of one that has just stood down have left.
     """
     rows = (
-        Replica.objects.filter(
-            status__in=_ROUTED, role=Replica.Role.SERVING, node__liveness__in=(ALIVE, SUSPECT)
-        )
+        Replica.objects.filter(ROUTED, node__liveness__in=(ALIVE, SUSPECT))
         .exclude(address="")
         # Plain values: of ten thousand replicas, model instances would be most of the work.
         .values_list(
             *("pk", "address", "attempt", "generation"),
-            *("status", "reach", "sleep_state"),
+            *("status", "role", "reach", "sleep_state"),
             *("node_id", "node__name", "node__key_epoch", "node__liveness"),
             *("deployment__served_name", "deployment__name"),
             *("departure", "node__drain_status", "handed_over_at"),
@@ -83,8 +80,9 @@ def _route(
     generation: int,
     *place: Any,  # noqa: ANN401 - columns of one row, in the query's order
 ) -> RouteRecord:
-    status, reach, sleep_state, node_id, node_name, key_epoch, liveness, *more = place
+    status, role, reach, sleep_state, node_id, node_name, key_epoch, liveness, *more = place
     model, deployment, departure, drain, handed_over_at = more
+    takes_new = status == states.READY and role == Replica.Role.SERVING
     host, _, port = address.rpartition(":")
     return RouteRecord(
         replica_id=str(pk),
@@ -97,10 +95,10 @@ def _route(
         port=int(port),
         attempt=attempt,
         generation=generation,
-        accepts_new=status == states.READY,
+        accepts_new=takes_new,
         reached=is_open(reach, sleep_state),
         node_suspect=liveness == SUSPECT,
         is_left=bool(departure) or drain != NOT_DRAINED,
-        keeps_sessions=status == states.DRAINING and handed_over_at is None,
+        keeps_sessions=not takes_new and handed_over_at is None,
         sleeps=bool(sleep_state),
     )

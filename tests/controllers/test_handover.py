@@ -16,9 +16,10 @@ from exaserve_ops.controllers.moves import SessionMoves
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.routing.selectors import routes
-from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.models import Deployment, Replica
 from exaserve_ops.serving.selectors import wanted_of_node
-from exaserve_ops.serving.services.replicas import replace_replica
+from exaserve_ops.serving.services.healing import stand_down
+from exaserve_ops.serving.services.replicas import let_go_replica, replace_replica
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 from tests.fakes.fleet import ScriptedNode, make_deployment, seen
 from tests.fakes.leader import Leader, leading
@@ -153,3 +154,55 @@ def test_last_replica_is_not_held_for_sessions_that_have_nowhere_to_go(world: Wo
     world.drain()
     assert world.wish()[0] == "drain"
     assert "no other replica takes its sessions" in Event.objects.get(event="handed_over").reason
+
+
+# -- those that stand down ------------------------------------------------------------------------------
+def stand_one_down(world: World) -> None:
+    Deployment.objects.update(replicas=1, standbys=1)
+    stand_down(world.source.pk, why="fewer are to serve", actor="user:o", now=clock.now())
+    world.leader.work()
+
+
+def test_one_that_stands_down_serves_its_sessions_until_they_have_moved(world: World) -> None:
+    stand_one_down(world)
+    record = routes()[str(world.source.pk)]
+    assert (record.accepts_new, record.keeps_sessions) == (False, True)
+    for _ in range(3):
+        world.moves.step()
+    assert {row.status for row in Relocation.objects.all()} == {"done"}
+    assert InferenceSession.objects.filter(replica=world.target).count() == 2
+    world.leader.work()
+    world.source.refresh_from_db()
+    assert (world.source.status, world.source.role, world.source.left_behind) == ("ready", "standby", 0)
+    assert str(world.source.pk) not in routes()
+    assert world.wish()[0] == "run"
+
+
+def test_one_that_stands_down_leaves_behind_who_has_not_left_in_time(world: World) -> None:
+    stand_one_down(world)
+    passed = clock.now() + timedelta(seconds=10)
+    Replica.objects.filter(pk=world.source.pk).update(drain_deadline_at=passed)
+    world.leader.work()
+    assert str(world.source.pk) not in routes()
+    told = Event.objects.get(event="handed_over").reason
+    assert told == "its time to hand sessions over is up; 2 sessions are left behind"
+
+
+def test_one_that_is_let_go_while_it_stands_down_hands_over_what_it_still_has(world: World) -> None:
+    stand_one_down(world)
+    let_go_replica(world.source.pk, "drain", why="x", actor="user:o", now=clock.now())
+    record = routes()[str(world.source.pk)]
+    assert (record.accepts_new, record.keeps_sessions) == (False, True)
+    assert world.wish()[0] == "run"
+
+
+def test_one_that_is_promoted_while_it_stands_down_keeps_its_sessions(world: World) -> None:
+    stand_one_down(world)
+    Deployment.objects.update(replicas=2, standbys=0)
+    world.leader.reconcilers.resync()
+    world.leader.work()
+    record = routes()[str(world.source.pk)]
+    assert (record.accepts_new, record.keeps_sessions) == (True, False)
+    assert InferenceSession.objects.filter(replica=world.source).count() == 2
+    world.source.refresh_from_db()
+    assert (world.source.role, world.source.drain_deadline_at) == ("serving", None)

@@ -70,7 +70,8 @@ def test_a_deployment_says_how_much_of_it_is_simulated(operator: Client, mixed: 
 def test_plans_and_losses_name_simulated_places(operator: Client, mixed: dict[str, Any]) -> None:
     snapshot = deployment_snapshot(mixed["deployment"].pk, active_sessions={}, now=NOW)
     assert snapshot is not None
-    losses = {(loss.kind, loss.name): loss.simulated for loss in view_spread(snapshot.nodes).losses}
+    spread = view_spread(snapshot.nodes, snapshot.request)
+    losses = {(loss.kind, loss.name): loss.simulated for loss in spread.losses}
     assert losses[("rack", "sim-rack")]
     assert losses[("node", "sim-1")]
     assert not losses[("node", "gpu-1")]

@@ -334,7 +334,7 @@ def test_loss_of_a_domain_is_told_in_memory_with_weights_once() -> None:
         choice = choose_placement(request, tuple(rooms.values()))
         assert isinstance(choice, Placement)
         rooms["id-n1"] = reserve(request, choice, rooms["id-n1"])
-    losses = view_spread(tuple(rooms.values())).losses
+    losses = view_spread(tuple(rooms.values()), request).losses
     assert [(loss.kind, loss.serving, loss.memory_bytes) for loss in losses] == [
         ("rack", 3, 5 * GIB),
         ("node", 3, 5 * GIB),

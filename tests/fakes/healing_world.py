@@ -28,6 +28,7 @@ from exaserve_ops.serving.domain.steps import (
     Promote,
     Quarantine,
     Replace,
+    StandDown,
     Step,
     Wait,
 )
@@ -275,11 +276,15 @@ class HealingWorld:
                     self.replaced_at.append(self.now)
             case Promote(replica_id=standby, instead_of=absent):
                 assert self.replicas[standby].role == STANDBY
-                assert self.replicas[standby].status == states.READY
-                assert self.replicas[absent].role == SERVING
-                assert self.replicas[absent].status != states.READY
                 self.change(standby, role=SERVING)
-                self.change(absent, role=STANDBY)
+                if absent:
+                    assert self.replicas[standby].status == states.READY
+                    assert self.replicas[absent].role == SERVING
+                    assert self.replicas[absent].status != states.READY
+                    self.change(absent, role=STANDBY)
+            case StandDown(replica_id=fallen):
+                assert self.replicas[fallen].role == SERVING
+                self.change(fallen, role=STANDBY)
             case Wait(replica_id=replica_id, why=why):
                 self.change(replica_id, reason=why)
             case Hold(replica_id=replica_id, why=why):

@@ -28,6 +28,7 @@ from exaserve_ops.serving.domain.steps import (
     Place,
     Promote,
     Replace,
+    StandDown,
     Step,
     Wait,
 )
@@ -152,8 +153,8 @@ class RolloutFleet(RolloutNodes):
                 self._put(self._live(key), self.by_name[to.node_id])
             case Replace(replica_id=key, placement=to, cause=cause):
                 self._replace(self._live(key), self.by_name[to.node_id], cause)
-            case Promote(replica_id=standby, instead_of=absent):
-                self._promote(self._live(standby), self._live(absent))
+            case Promote() | StandDown():
+                self._change_role(step)
             case LetGo(replica_id=key, event=event, successor=successor):
                 self.let_go(self._live(key), event, gives_way=bool(successor))
             case Wait() | Hold():
@@ -239,13 +240,24 @@ class RolloutFleet(RolloutNodes):
             self._limited.append(self.now_seconds)
         self._put(made, machine)
 
-    def _promote(self, standby: Row, absent: Row) -> None:
-        ready = standby.role == STANDBY and standby.status == states.READY and standby.wanted == "run"
-        if not ready or absent.role != SERVING or absent.status == states.READY:
-            raise Overtaken(f"{absent.id} serves, or {standby.id} is no ready standby any more")
-        standby.role, absent.role = SERVING, STANDBY
-        self.touch(standby)
-        self.touch(absent)
+    def _change_role(self, step: Promote | StandDown) -> None:
+        if isinstance(step, StandDown):
+            self._give_role(self._live(step.replica_id), STANDBY)
+            return
+        standby = self._live(step.replica_id)
+        if step.instead_of:
+            absent = self._live(step.instead_of)
+            ready = standby.role == STANDBY and standby.status == states.READY and standby.wanted == "run"
+            if not ready or absent.role != SERVING or absent.status == states.READY:
+                raise Overtaken(f"{absent.id} serves, or {standby.id} is no ready standby any more")
+            self._give_role(absent, STANDBY)
+        self._give_role(standby, SERVING)
+
+    def _give_role(self, row: Row, role: str) -> None:
+        if row.role == role or row.wanted != "run":
+            raise Overtaken(f"{row.id} is let go, or has its role already")
+        row.role = role
+        self.touch(row)
 
 
 def _facts_of(row: Row, now_seconds: int) -> ReplicaFacts:

@@ -13,7 +13,7 @@ from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.services import record_hello
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.placement import Placement, place_gang
-from exaserve_ops.serving.domain.rooms import NodeRoom
+from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.domain.starts import Starter, StartFacts, StartLimits, StartNode, plan_starts
 from exaserve_ops.serving.models import Deployment
@@ -208,7 +208,7 @@ def test_loss_of_a_domain_counts_a_replica_over_several_nodes_once() -> None:
         return NodeRoom(name, name, accepts, "", frozenset(), rack, (), len(parts), 1, parts_of=here)
 
     rooms = [room("a", "r1", "x"), room("b", "r1", "x"), room("c", "r2", "y"), room("d", "r3", "y")]
-    view = view_spread(rooms)
+    view = view_spread(rooms, PlacementRequest("vllm", 1, nodes_per_replica=2))
     lost = {(loss.kind, loss.name): (loss.serving, loss.lost_ratio) for loss in view.losses}
     assert lost["rack", "r1"] == lost["rack", "r2"] == lost["node", "b"] == (1, 0.5)
     assert view.advice == ()

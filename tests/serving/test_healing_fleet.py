@@ -335,3 +335,47 @@ def test_start_limit_grows_with_the_weights_unless_it_is_given() -> None:
     assert large.start_seconds == 300 + 140 * 1024 // 100
     given = update_deployment(large.pk, {"start_seconds": 900}, actor="test", now=clock.now())
     assert given.start_seconds == 900
+
+
+def test_one_more_to_serve_and_one_less_to_stand_by_promotes_and_starts_nothing(fleet: Fleet) -> None:
+    deployment = deployed(fleet, 1, 1)
+    before = set(Replica.objects.values_list("pk", flat=True))
+    standby = ready(deployment, "standby").get()
+    update_deployment(deployment.pk, {"replicas": 2, "standbys": 0}, actor="user:test", now=clock.now())
+    fleet.settle()
+    assert set(ready(deployment, "serving").values_list("pk", flat=True)) == before
+    assert set(Replica.objects.values_list("pk", flat=True)) == before
+    assert fleet.routed() == {str(pk) for pk in before}
+    assert events_of(standby)[-1] == "promoted"
+    assert not Event.objects.filter(event="drain").exists()
+
+
+def test_one_less_to_serve_and_one_more_to_stand_by_stands_down_and_starts_nothing(fleet: Fleet) -> None:
+    deployment = deployed(fleet, 2)
+    before = set(Replica.objects.values_list("pk", flat=True))
+    update_deployment(deployment.pk, {"replicas": 1, "standbys": 1}, actor="user:test", now=clock.now())
+    fleet.settle()
+    assert {r.role for r in Replica.objects.filter(wanted="run", status="ready")} == {"serving", "standby"}
+    assert set(Replica.objects.values_list("pk", flat=True)) == before
+    assert fleet.routed() == {str(ready(deployment, "serving").get().pk)}
+    fallen = ready(deployment, "standby").get()
+    assert {"stood_down", "handed_over"} <= set(events_of(fallen))
+    update_deployment(deployment.pk, {"replicas": 2, "standbys": 0}, actor="user:test", now=clock.now())
+    fleet.settle()
+    assert fleet.routed() == {str(pk) for pk in before}
+    fallen.refresh_from_db()
+    assert (fallen.drain_deadline_at, fallen.handed_over_at) == (None, None)
+
+
+def test_nobody_is_promoted_for_a_replica_that_is_one_too_many(fleet: Fleet) -> None:
+    """The quick look at who is absent knows how many are wanted, too."""
+    deployment = deployed(fleet, 2, 1)
+    broken, well = ready(deployment, "serving")
+    Deployment.objects.filter(pk=deployment.pk).update(replicas=1)
+    advance_replica(broken.pk, "seen_backing_off", reason="x", actor="test", now=clock.now())
+    fleet.leader.reconcilers.reconcile("takeover", str(deployment.pk))
+    assert list(ready(deployment, "serving")) == [well]
+    assert ready(deployment, "standby").count() == 1
+    Deployment.objects.filter(pk=deployment.pk).update(replicas=2)
+    fleet.leader.reconcilers.reconcile("takeover", str(deployment.pk))
+    assert ready(deployment, "serving").count() == 2

@@ -21,7 +21,8 @@ from exaserve_ops.serving.domain.sleep import SleepWish, is_to_sleep, refusal
 from exaserve_ops.serving.models import Deployment, Model, Replica
 from exaserve_ops.serving.selectors import deployments_with_counts, wanted_of_node
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
-from exaserve_ops.serving.services.healing import Promotion, promote_standbys
+from exaserve_ops.serving.services.handover import record_handover
+from exaserve_ops.serving.services.healing import Promotion, promote_standbys, stand_down
 from exaserve_ops.serving.services.reach import record_reach
 from exaserve_ops.serving.services.sleep import nodes_of_awake_standbys
 from exaserve_ops.sessions.selectors.moves import takes_sessions
@@ -320,3 +321,34 @@ def test_pages_say_who_sleeps_and_let_operators_wake_them(fleet: SleepyFleet) ->
     Deployment.objects.filter(pk=deployment.pk).update(engine_options={})
     refused = operator.post(address, {"sleep": "yes", "reason": "quiet"}, follow=True).content.decode()
     assert "Not done" in refused
+
+
+def test_a_sleeper_is_woken_where_one_more_is_to_serve_and_one_less_to_stand_by(fleet: SleepyFleet) -> None:
+    deployment = deploy()
+    fleet.settle()
+    sleeper, before = one("standby"), Replica.objects.count()
+    update_deployment(deployment.pk, {"replicas": 2, "standbys": 0}, actor="user:test", now=clock.now())
+    fleet.settle()
+    sleeper.refresh_from_db()
+    assert (sleeper.role, sleeper.status, sleeper.sleep_state) == ("serving", "ready", WAKING)
+    assert not fleet.told[str(sleeper.pk)]
+    assert Replica.objects.count() == before
+
+
+def test_one_that_stands_down_is_put_to_sleep_once_its_conversations_have_left(fleet: SleepyFleet) -> None:
+    deployment = deploy(replicas=2, standbys=0)
+    fleet.settle()
+    fallen = Replica.objects.order_by("name").first()
+    assert fallen is not None
+    assert fallen.node_id is not None
+    Deployment.objects.filter(pk=deployment.pk).update(replicas=1, standbys=1)
+    stand_down(fallen.pk, why="fewer are to serve", actor="user:test", now=clock.now())
+
+    def is_told_to_sleep() -> bool:
+        assert fallen is not None
+        assert fallen.node_id is not None
+        return {wish.replica_id: wish.asleep for wish in wanted_of_node(fallen.node_id)}[str(fallen.pk)]
+
+    assert not is_told_to_sleep()
+    record_handover(fallen.pk, left_behind=0, reason="no session is left", actor="x", now=clock.now())
+    assert is_told_to_sleep()

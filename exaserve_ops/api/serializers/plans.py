@@ -21,6 +21,7 @@ from exaserve_ops.serving.domain.steps import (
     Promote,
     Quarantine,
     Replace,
+    StandDown,
     Step,
     Wait,
     Waiting,
@@ -69,7 +70,9 @@ class PlanStepSerializer(serializers.Serializer[Step]):
     )
     role = serializers.ChoiceField(choices=Replica.Role.choices, required=False, help_text="Of `create`.")
     cause = serializers.CharField(required=False, help_text="Of `replace`, such as `node_lost`.")
-    instead_of = serializers.UUIDField(required=False, help_text="Of `promote`: who becomes the standby.")
+    instead_of = serializers.UUIDField(
+        required=False, help_text="Of `promote`: who becomes the standby, if anybody does."
+    )
 
     def to_representation(self, instance: Step) -> dict[str, Any]:
         """Return the step as flat JSON."""
@@ -91,7 +94,7 @@ class PlanStepSerializer(serializers.Serializer[Step]):
                 return {"action": event, "why": why, "replica": replica}
             case FinishDeletion(why=why):
                 return {"action": "finish", "why": why}
-            case Promote() | Replace() | Hold() | Quarantine():
+            case Promote() | StandDown() | Replace() | Hold() | Quarantine():
                 return _healing_step(instance)
 
 
@@ -104,10 +107,13 @@ def _taken(to: Placement) -> dict[str, Any]:
     }
 
 
-def _healing_step(step: Promote | Replace | Hold | Quarantine) -> dict[str, Any]:
+def _healing_step(step: Promote | StandDown | Replace | Hold | Quarantine) -> dict[str, Any]:
     match step:
         case Promote(replica_id=replica, instead_of=absent, why=why):
-            return {"action": "promote", "why": why, "replica": replica, "instead_of": absent}
+            swapped = {"instead_of": absent} if absent else {}
+            return {"action": "promote", "why": why, "replica": replica, **swapped}
+        case StandDown(replica_id=replica, why=why):
+            return {"action": "stand_down", "why": why, "replica": replica}
         case Replace(replica_id=replica, placement=to, cause=cause, why=why):
             return {
                 "action": "replace",
@@ -149,11 +155,20 @@ class DomainLossSerializer(serializers.Serializer[DomainLoss]):
     serving = serializers.IntegerField()
     standbys = serializers.IntegerField()
     lost_ratio = serializers.FloatField(help_text="Part of the serving replicas, 0-1.")
-    fair_share = serializers.FloatField(help_text="Replicas that an even spread would put here.")
+    fair_share = serializers.FloatField(
+        help_text="Replicas that an even spread over the nodes that can run them would put here."
+    )
     memory_bytes = serializers.IntegerField(
         help_text="What it takes elsewhere to have them again; weights that a node shares count once."
     )
     is_crowded = serializers.BooleanField(help_text="More than the fair share plus one.")
+
+
+class UnableSerializer(serializers.Serializer[Any]):
+    """Nodes that no replica of the deployment can run on, for one reason."""
+
+    reason = serializers.CharField(source="0")
+    nodes = serializers.IntegerField(source="1")
 
 
 class SpreadSerializer(serializers.Serializer[SpreadView]):
@@ -162,3 +177,8 @@ class SpreadSerializer(serializers.Serializer[SpreadView]):
     worst_ratio = serializers.FloatField(help_text="What the worst single loss costs, 0-1.")
     losses = DomainLossSerializer(many=True, help_text="The greatest first.")
     advice = serializers.ListField(child=serializers.CharField())
+    able_nodes = serializers.IntegerField(
+        help_text="Nodes that can run its replicas, full or not: fair shares are of these."
+    )
+    nodes = serializers.IntegerField(help_text="All nodes in service.")
+    unable = UnableSerializer(many=True, help_text="Why the others cannot, the most frequent reason first.")

@@ -35,7 +35,12 @@ from exaserve_ops.serving.domain.lifecycle import STOPPED
 from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot, make_plan
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment
-from exaserve_ops.serving.selectors import deployment_snapshot, deployments_with_counts, node_rooms
+from exaserve_ops.serving.selectors import (
+    deployment_snapshot,
+    deployments_with_counts,
+    node_rooms,
+    request_of_new,
+)
 from exaserve_ops.serving.selectors.memory_numbers import memory_of, used_bytes_of
 from exaserve_ops.serving.services.deployments import (
     DeploymentWish,
@@ -140,8 +145,9 @@ class DeploymentViewSet(ReadableViewSet[Deployment]):
     @action(detail=True, methods=["get"])
     def spread(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """Say what the loss of each failure domain would cost."""
-        nodes = node_rooms(self.get_object().pk, now=clock.now())
-        return Response(SpreadSerializer(view_spread(nodes)).data)
+        deployment = self.get_object()
+        nodes = node_rooms(deployment.pk, now=clock.now())
+        return Response(SpreadSerializer(view_spread(nodes, request_of_new(deployment))).data)
 
     @extend_schema(responses=DeploymentMemorySerializer)
     @action(detail=True, methods=["get"])

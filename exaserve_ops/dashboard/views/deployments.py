@@ -179,7 +179,7 @@ def _outlook(found: Deployment) -> dict[str, Any]:
         "asked": snapshot.request.wish,
         "asked_words": asked_words(snapshot.request.wish),
         "plan": plan_now(snapshot, now=clock.now()),
-        "spread": view_spread(snapshot.nodes),
+        "spread": view_spread(snapshot.nodes, snapshot.request),
     }
 
 

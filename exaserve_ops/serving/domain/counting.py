@@ -9,7 +9,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.facts import SERVING, DeploymentSnapshot, ReplicaFacts
 from exaserve_ops.serving.domain.steps import Create
 
-_FIRST_TO_GO = {
+FIRST_TO_GO = {
     status: rank
     for rank, status in enumerate(
         (
@@ -46,23 +46,30 @@ class Count:
 
     def victims(self, role: str) -> list[ReplicaFacts]:
         """Those that are too many, the first to go first; each with the one whose place it takes."""
-        own = [r for r in self._heads if r.role == role]
-        surplus = len(own) - self._snapshot.wanted(role)
-        if surplus <= 0:
-            return []
-        own.sort(key=self.rank)
-        return [r for head in own[:surplus] for r in self._pair(head)]
+        return [r for head in self.surplus(role) for r in self.pair(head)]
+
+    def surplus(self, role: str) -> list[ReplicaFacts]:
+        """The same without those whose places they take."""
+        own = sorted(self.of(role), key=self.rank)
+        return own[: max(0, len(own) - self._snapshot.wanted(role))]
+
+    def of(self, role: str) -> list[ReplicaFacts]:
+        """Those that count."""
+        return [r for r in self._heads if r.role == role]
+
+    def lack(self, role: str) -> int:
+        """How many are missing."""
+        return max(0, self._snapshot.wanted(role) - len(self.of(role)))
 
     def missing(self, role: str) -> list[Create]:
         """What must be made."""
-        have = sum(r.role == role for r in self._heads)
-        wanted = self._snapshot.wanted(role)
-        if have >= wanted:
+        lack = self.lack(role)
+        if not lack:
             return []
-        noun = "replicas" if role == SERVING else "standbys"
-        return [Create(wanted - have, f"{have} of {wanted} {noun} exist", role)]
+        noun, wanted = "replicas" if role == SERVING else "standbys", self._snapshot.wanted(role)
+        return [Create(lack, f"{wanted - lack} of {wanted} {noun} exist", role)]
 
-    def rank(self, replica: ReplicaFacts) -> tuple[int, int, int, int, int, int, float, str]:
+    def rank(self, replica: ReplicaFacts) -> tuple[int, bool, int, int, int, int, int, float, str]:
         """Lower goes first: who serves nobody, who makes way or was replaced, who spilled, the idlest.
 
         Then the most crowded, then the newest.
@@ -71,7 +78,8 @@ class Count:
             self._crowd = Counter(r.node.domain for r in self._kept if r.node is not None)
         crowd = self._crowd[replica.node.domain] if replica.node is not None else 0
         return (
-            _FIRST_TO_GO[replica.status],
+            FIRST_TO_GO[replica.status],
+            not replica.sleeps,
             -int(replica.roll is not None),
             -int(replica.id in self._replaced),
             -int(replica.spilled),
@@ -81,6 +89,7 @@ class Count:
             replica.name,
         )
 
-    def _pair(self, head: ReplicaFacts) -> list[ReplicaFacts]:
+    def pair(self, head: ReplicaFacts) -> list[ReplicaFacts]:
+        """One that counts, with the one whose place it takes."""
         is_cover = self._cover.get(head.replaces) is head
         return [head, self._by_id[head.replaces]] if is_cover else [head]

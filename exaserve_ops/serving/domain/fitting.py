@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE
 from exaserve_ops.serving.domain.rooms import TAKEN, AcceleratorRoom, NodeRoom, PlacementRequest
@@ -36,6 +38,59 @@ def _lacks(request: PlacementRequest, node: NodeRoom) -> str:
 def find_room(request: PlacementRequest, node: NodeRoom) -> tuple[AcceleratorRoom, ...] | str:
     """Return the node's accelerators with room for the request, the best first, or why they are too few."""
     return node_refusal(request, node) or free_accelerators(request, node)
+
+
+def why_never(request: PlacementRequest, node: NodeRoom) -> str:
+    """Why the node could not run one of these if it were empty; empty where it could."""
+    if refusal := node_refusal(request, node):
+        return refusal
+    empty = replace(node, accelerators=tuple(a.emptied() for a in node.accelerators))
+    found = free_accelerators(request, empty)
+    return found if isinstance(found, str) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ability:
+    """Which nodes could run replicas of a deployment, full or not, and why the others could not."""
+
+    node_ids: frozenset[str]
+    others: tuple[tuple[str, int], ...]
+    """Reasons, each with its number of nodes; the most frequent first."""
+
+
+def find_able(request: PlacementRequest, nodes: Iterable[NodeRoom]) -> Ability:
+    """Judge all nodes for a deployment: those that its replicas can be spread over.
+
+    What is not known of the request, such as its memory, is held against no node.
+    """
+    known = replace(request, blocked="")
+    reasons = {node.node_id: _why_not(known, node) for node in nodes}
+    if request.spans_nodes:
+        reasons |= _alone(reasons, nodes, request.nodes_per_replica)
+    counts = Counter(reason for reason in reasons.values() if reason)
+    others = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
+    return Ability(frozenset(pk for pk, reason in reasons.items() if not reason), tuple(others))
+
+
+def _why_not(request: PlacementRequest, node: NodeRoom) -> str:
+    if request.spans_nodes and node.members_problem:
+        return node.members_problem
+    answers = [why_never(variant, node) for variant in request.variants()]
+    return answers[0] if all(answers) else ""
+
+
+def _alone(reasons: dict[str, str], nodes: Iterable[NodeRoom], wanted: int) -> dict[str, str]:
+    """Of nodes that could run a part those that lack the others of one supernode."""
+    able = [node for node in nodes if not reasons[node.node_id]]
+    together = Counter(node.supernode for node in able)
+    return {
+        node.node_id: f"{together[node.supernode]} of {wanted} nodes that could run a part are in supernode "
+        f"{node.supernode}"
+        if node.supernode
+        else "it is in no supernode"
+        for node in able
+        if not node.supernode or together[node.supernode] < wanted
+    }
 
 
 def free_accelerators(request: PlacementRequest, node: NodeRoom) -> tuple[AcceleratorRoom, ...] | str:

@@ -14,6 +14,7 @@ from exaserve_ops.serving.domain.fitting import (
     mib,
     node_refusal,
     slices_taken,
+    why_never,
 )
 from exaserve_ops.serving.domain.gangs import Gang, Member, Seat, plan_gang
 from exaserve_ops.serving.domain.rooms import TAKEN, AcceleratorRoom, NodeRoom, PlacementRequest
@@ -141,9 +142,8 @@ def _choose(request: PlacementRequest, nodes: Sequence[NodeRoom]) -> Placement |
     fitting: list[tuple[NodeRoom, _Fit]] = []
     spread = _Spread(request)
     for node in nodes:
-        refusal = node_refusal(request, node)
-        spread.count(node, usable=not refusal)
-        fit = refusal or _fit(request, node)
+        fit = node_refusal(request, node) or _fit(request, node)
+        spread.count(node, usable=not isinstance(fit, str) or not why_never(request, node))
         if isinstance(fit, str):
             refused.append((node.name, fit))
         else:
@@ -221,8 +221,9 @@ class _Queue:
         self._spread = _Spread(request)
         self._refusal: Refusal | None = None
         for room in rooms:
-            self._spread.count(room, usable=not node_refusal(request, room))
             self._take_in(room)
+            is_usable = room.node_id in self._fitting or not why_never(request, room)
+            self._spread.count(room, usable=is_usable)
 
     def first(self) -> Placement | Refusal:
         """The node that is to be taken next, and which of its accelerators."""

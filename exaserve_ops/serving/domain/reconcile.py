@@ -24,7 +24,7 @@ from exaserve_ops.serving.domain.healing import (
     plan_quarantine,
 )
 from exaserve_ops.serving.domain.placement import NodeRoom, PlacementBoard, PlacementRequest, Refusal
-from exaserve_ops.serving.domain.standbys import plan_promotions
+from exaserve_ops.serving.domain.standbys import plan_changed_roles, plan_promotions
 from exaserve_ops.serving.domain.steps import (
     Create,
     FinishDeletion,
@@ -35,6 +35,7 @@ from exaserve_ops.serving.domain.steps import (
     Promote,
     Quarantine,
     Replace,
+    StandDown,
     Step,
     Wait,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Quarantine",
     "Replace",
     "ReplicaFacts",
+    "StandDown",
     "Step",
     "Wait",
     "make_plan",
@@ -65,8 +67,9 @@ __all__ = [
 def plan_deployment(snapshot: DeploymentSnapshot, *, now: datetime) -> tuple[Step, ...]:
     """Compare wish and record, and return the steps in the order in which to take them.
 
-    First come those that bring answers back at once (a standby is promoted), then who is too many,
-    then who is healed, placed and made. Those that serve nobody go first when there are too many;
+    First come those that bring answers back at once (a standby is promoted), then who stands by from now
+    on, who is too many, and then who is healed, placed and made. Nobody who runs is let go while another
+    one is made. Those that serve nobody go first when there are too many;
     among the ready, the one with the fewest active sessions, then the newest. Pending replicas are
     placed oldest first.
     """
@@ -94,6 +97,7 @@ def make_plan(snapshot: DeploymentSnapshot, *, now: datetime) -> Plan:
         return Plan(steps, find_waiting(snapshot, {}, {}, steps))
     ailments = find_ailments(kept, snapshot, now)
     promotions, kept = plan_promotions(kept, find_cover(kept, ailments), snapshot)
+    changed, kept = plan_changed_roles(kept, find_cover(kept, ailments), snapshot)
     count = Count(kept, find_cover(kept, ailments), snapshot)
     victims = [*count.victims(STANDBY), *count.victims(SERVING)]
     gone = {r.id for r in victims}
@@ -107,6 +111,7 @@ def make_plan(snapshot: DeploymentSnapshot, *, now: datetime) -> Plan:
     placed = _place(snapshot, pending, board)
     steps = (
         *promotions,
+        *changed,
         *(_too_many(r, snapshot) for r in victims),
         *plan_overdue(snapshot, now),
         *quarantines,

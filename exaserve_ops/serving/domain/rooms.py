@@ -165,6 +165,10 @@ class AcceleratorRoom:
         needs = f"needs {_mib(cost)} MiB an accelerator{beside}"
         return f"{needs}, at most {_mib(self.free_bytes)} MiB is free{kept}"
 
+    def emptied(self) -> AcceleratorRoom:
+        """Return it with nothing on it."""
+        return replace(self, reserved_bytes=0, copies=frozenset(), replicas=0, mps_replicas=0, mps_percent=0)
+
     def take(self, request: PlacementRequest) -> AcceleratorRoom:
         """Return it with one more such replica on it."""
         mps = request.wish.mps

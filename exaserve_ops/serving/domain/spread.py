@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exaserve_ops.serving.domain.placement import NodeRoom
+from exaserve_ops.serving.domain.fitting import Ability, find_able
+from exaserve_ops.serving.domain.rooms import NodeRoom, PlacementRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class DomainLoss:
     lost_ratio: float
     """Part of all serving replicas that is lost."""
     fair_share: float
-    """Serving replicas that an even spread over the usable nodes would put here."""
+    """Serving replicas that an even spread over the nodes that can run them would put here."""
     simulated: bool = False
     """Whether none of its nodes is real."""
     memory_bytes: int = 0
@@ -40,6 +41,11 @@ class SpreadView:
 
     losses: tuple[DomainLoss, ...]
     advice: tuple[str, ...]
+    able_nodes: int
+    """Nodes that can run its replicas, full or not: shares are of these."""
+    nodes: int
+    unable: tuple[tuple[str, int], ...]
+    """Why the others cannot, each reason with its number of nodes."""
 
     @property
     def worst_ratio(self) -> float:
@@ -47,15 +53,21 @@ class SpreadView:
         return max((loss.lost_ratio for loss in self.losses), default=0.0)
 
 
-def view_spread(nodes: Sequence[NodeRoom]) -> SpreadView:
+def view_spread(nodes: Sequence[NodeRoom], request: PlacementRequest) -> SpreadView:
     """Judge where a deployment's replicas are. Domains that hold none of it are left out."""
     total = _serving(nodes)
-    usable = sum(node.accepts for node in nodes)
-    racks = [_loss("rack", name, group, total, usable) for name, group in _racks(nodes)]
-    hosts = [_loss("node", node.name, (node,), total, usable) for node in nodes]
+    able = find_able(request, nodes)
+    racks = [_loss("rack", name, group, total, able) for name, group in _racks(nodes)]
+    hosts = [_loss("node", node.name, (node,), total, able) for node in nodes]
     losses = [loss for loss in (*racks, *hosts) if loss.serving or loss.standbys]
     losses.sort(key=lambda loss: (-loss.serving, loss.kind != "rack", loss.name))
-    return SpreadView(tuple(losses), tuple(_advice(losses, nodes)))
+    return SpreadView(
+        losses=tuple(losses),
+        advice=tuple(_advice(losses, nodes, able)),
+        able_nodes=len(able.node_ids),
+        nodes=len(nodes),
+        unable=able.others,
+    )
 
 
 def _racks(nodes: Sequence[NodeRoom]) -> list[tuple[str, tuple[NodeRoom, ...]]]:
@@ -69,21 +81,22 @@ def _serving(nodes: Sequence[NodeRoom]) -> int:
     return len(parts) or sum(node.same_deployment for node in nodes)
 
 
-def _loss(kind: str, name: str, group: Sequence[NodeRoom], total: int, usable: int) -> DomainLoss:
-    serving = _serving(group)
+def _loss(kind: str, name: str, group: Sequence[NodeRoom], total: int, able: Ability) -> DomainLoss:
+    serving, count = _serving(group), len(able.node_ids)
+    here = sum(node.node_id in able.node_ids for node in group)
     return DomainLoss(
         kind=kind,
         name=name,
         serving=serving,
         standbys=sum(node.same_standby for node in group),
         lost_ratio=serving / total if total else 0.0,
-        fair_share=total * sum(node.accepts for node in group) / usable if usable else 0.0,
+        fair_share=total * here / count if count else 0.0,
         simulated=all(node.simulated for node in group),
         memory_bytes=sum(node.own_bytes for node in group),
     )
 
 
-def _advice(losses: Sequence[DomainLoss], nodes: Sequence[NodeRoom]) -> list[str]:
+def _advice(losses: Sequence[DomainLoss], nodes: Sequence[NodeRoom], able: Ability) -> list[str]:
     """One sentence a crowded domain. Nothing is moved by itself: a move costs open sessions.
 
     Where replicas over several nodes go is up to their fabric, so there is none about those.
@@ -93,7 +106,7 @@ def _advice(losses: Sequence[DomainLoss], nodes: Sequence[NodeRoom]) -> list[str
     by_domain: Counter[str] = Counter()
     for node in nodes:
         by_domain[node.domain] += node.same_deployment
-    accepting = {node.domain for node in nodes if node.accepts}
+    accepting = {node.domain for node in nodes if node.node_id in able.node_ids}
     emptiest = min(accepting, key=lambda name: (by_domain[name], name), default="")
     return [
         f"{loss.kind} {loss.name} holds {loss.serving} serving replicas, an even spread would put "

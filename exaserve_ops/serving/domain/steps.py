@@ -9,7 +9,7 @@ from exaserve_ops.serving.domain.placement import Placement
 
 ACTIONS = (
     *("create", "place", "wait", "drain", "stop", "cancel", "finish"),
-    *("promote", "replace", "hold", "quarantine"),
+    *("promote", "stand_down", "replace", "hold", "quarantine"),
 )
 """What steps are called where they are shown."""
 
@@ -60,11 +60,20 @@ class LetGo:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """A ready standby takes requests in place of a replica that takes none; they swap roles."""
+    """A standby is to take requests."""
 
     replica_id: str
     """The standby."""
     instead_of: str
+    """A replica that takes none and swaps roles with it; empty: more are to serve than there are."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandDown:
+    """A serving replica becomes a standby: fewer are to serve, and more to stand by."""
+
+    replica_id: str
     why: str
 
 
@@ -104,7 +113,7 @@ class FinishDeletion:
     why: str = "no replica is left"
 
 
-Step = Create | Place | Wait | LetGo | Promote | Replace | Hold | Quarantine | FinishDeletion
+Step = Create | Place | Wait | LetGo | Promote | StandDown | Replace | Hold | Quarantine | FinishDeletion
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,6 +146,12 @@ def deployment_snapshot(
     )
 
 
+def request_of_new(deployment: Deployment) -> PlacementRequest:
+    """What its next replica needs."""
+    releases = Release.objects.select_related("model", "deployment")
+    return placement_request(releases.get(deployment=deployment, number=deployment.release_number))
+
+
 def releases_in_use(deployment: Deployment) -> dict[str, Release]:
     """Releases of new replicas, and those that live ones have or are to have, by id and with their models."""
     live = Replica.objects.filter(deployment=deployment).exclude(status=states.STOPPED).order_by()
@@ -169,14 +175,23 @@ def ready_and_slow() -> list[tuple[str, UUID, str]]:
 
 
 def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
-    """What decides which standby serves for whom, in three short queries; `None` without a ready standby."""
+    """What decides which standby serves for whom, in five short queries; `None` without a ready standby.
+
+    Who serves and is well is left out, and of what is wanted as many.
+    """
     kept = Replica.objects.filter(deployment=deployment_id, wanted=Replica.Wanted.RUN)
     standby = Q(role=Replica.Role.STANDBY, status=states.READY)
     if not kept.filter(standby).exists():
         return None
     absent = ~Q(status__in=(states.READY, states.STOPPED))
     absent |= Q(role=Replica.Role.SERVING, status=states.READY) & ~Q(sleep_state=AWAKE)
-    rows = kept.filter(standby | absent | Q(replaces__isnull=False)).exclude(status=states.STOPPED)
+    shown = standby | absent | Q(replaces__isnull=False)
+    serving = kept.filter(role=Replica.Role.SERVING).exclude(status=states.STOPPED)
+    # One whose replacement is shown is counted with that.
+    replaced = Q(pk__in=serving.filter(replaces__isnull=False).values("replaces"))
+    left_out = serving.exclude(shown).exclude(replaced)
+    wanted = Deployment.objects.filter(pk=deployment_id).values_list("replicas", flat=True).first() or 0
+    rows = kept.filter(shown).exclude(status=states.STOPPED)
     rows = rows.select_related("node__failure_domain__parent").prefetch_related(
         "members__node__failure_domain__parent"
     )
@@ -184,7 +199,7 @@ def takeover_snapshot(deployment_id: UUID) -> DeploymentSnapshot | None:
         id=str(deployment_id),
         name="",
         deleting=False,
-        replicas_wanted=0,
+        replicas_wanted=wanted - left_out.count(),
         request=PlacementRequest("", 0),
         replicas=tuple(
             _replica_facts(

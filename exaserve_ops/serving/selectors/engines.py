@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from exaserve_ops.inventory.models import Node
+from exaserve_ops.inventory.selectors import nodes_in_service
 from workers.protocol.engines.option import EngineOption
 from workers.protocol.engines.tables import TABLES
 
@@ -25,7 +25,7 @@ class KnownEngine:
 
 def known_engines() -> list[KnownEngine]:
     """All of them, whether a node offers them or not. One query."""
-    rows = list(Node.objects.values_list("engines", "engine_versions"))
+    rows = list(nodes_in_service().values_list("engines", "engine_versions"))
     return [
         KnownEngine(
             table.engine,

@@ -9,7 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from exaserve_ops.inventory.domain.drain import DRAINING
-from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, SUSPECT
+from exaserve_ops.inventory.domain.liveness import ALIVE, DEAD, RETIRED, SUSPECT
 from exaserve_ops.inventory.models import Accelerator, Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware, rack_of, supernode_of
 from exaserve_ops.serving.domain import lifecycle as states
@@ -100,12 +100,12 @@ def _terms_of(release: Release) -> Terms:
 
 
 def node_rooms(deployment_id: UUID, *, now: datetime) -> tuple[NodeRoom, ...]:
-    """All nodes with what is promised of their accelerators, in nine queries.
+    """All nodes in service with what is promised of their accelerators, in nine queries.
 
     Memory is promised until an agent has seen a replica's process group gone. What ails or is being
     replaced does not count for the spread: its successor does. A replica over several nodes counts on each.
     """
-    nodes = list(nodes_with_hardware())
+    nodes = list(nodes_with_hardware().exclude(liveness=RETIRED))
     leaving = {node.pk for node in nodes if node.drain_status == DRAINING or node.liveness == DEAD}
     sizes = {a.uuid: _size_of(a) for node in nodes for a in node.accelerators.all()}
     holdings = live_holdings()

@@ -15,6 +15,7 @@ from exaserve_ops.serving.domain.reach import CLOSED
 from exaserve_ops.serving.domain.sleep import AWAKE, SleepWish, is_to_sleep
 from exaserve_ops.serving.domain.trials import is_private
 from exaserve_ops.serving.models import Model, Replica, ReplicaMember
+from exaserve_ops.serving.selectors.handover import hands_over, stands_down
 from exaserve_ops.serving.selectors.members import (
     KNOWN_TO_AGENTS,
     ONE_NODE,
@@ -110,11 +111,6 @@ def _member(replica: Replica, gang: list[ReplicaMember], own: ReplicaMember) -> 
     return _wanted(replica, order, tuple(own.accelerator_uuids), member)
 
 
-def hands_over(replica: Replica) -> bool:
-    """Whether it is let go, and its conversations are served there until they have moved."""
-    return replica.status == states.DRAINING and replica.handed_over_at is None
-
-
 def _drain_seconds(replica: Replica) -> float:
     """What is left for open requests once its conversations have left: the deadline stays what it is."""
     if replica.handed_over_at is None or replica.drain_deadline_at is None:
@@ -159,7 +155,8 @@ def _wanted(
                 deployment.standbys_sleep,
                 # A trial stands by all the time: it answers nobody but its validation.
                 (replica.role == Replica.Role.STANDBY or is_private(deployment.served_name))
-                and replica.wanted == Replica.Wanted.RUN,
+                and replica.wanted == Replica.Wanted.RUN
+                and not stands_down(replica),
                 release.engine,
                 options,
                 is_relied_on,

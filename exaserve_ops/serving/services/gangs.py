@@ -25,8 +25,8 @@ from exaserve_ops.serving.domain.gang_rules import (
 from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.observed import ObservedReplica
 from exaserve_ops.serving.models import Replica, ReplicaMember
+from exaserve_ops.serving.selectors.handover import hands_over
 from exaserve_ops.serving.selectors.members import gang_facts
-from exaserve_ops.serving.selectors.wishes import hands_over
 from exaserve_ops.serving.services.replicas import Move, advance_row, hints_of, subject_of
 
 ENDED_AS_TOLD = "ended with the whole, as it was told"

@@ -11,17 +11,23 @@ from exaserve_ops.audit.services import record_event
 from exaserve_ops.lib.hints import ring_all
 from exaserve_ops.serving.domain.lifecycle import DRAINING
 from exaserve_ops.serving.models import Replica
+from exaserve_ops.serving.selectors.handover import hands_over, stands_down
 from exaserve_ops.serving.services.replicas import hints_of, subject_of
 
 
 @transaction.atomic
 def record_handover(replica_id: UUID, *, left_behind: int, reason: str, actor: str, now: datetime) -> None:
-    """Have a draining replica take nothing more and end what is open. Once; later calls change nothing."""
+    """Have a replica that drains or stands down take nothing more, and end what is open.
+
+    Once; later calls change nothing.
+    """
     replica = Replica.objects.select_for_update().get(pk=replica_id)
-    if replica.status != DRAINING or replica.handed_over_at is not None:
+    if not hands_over(replica) and not stands_down(replica):
         return
     replica.handed_over_at, replica.left_behind = now, left_behind
-    replica.generation += 1
+    replica.generation += (
+        replica.status == DRAINING
+    )  # what its agent is told of one that stands by is the same
     replica.save(update_fields=["handed_over_at", "left_behind", "generation"])
     told = f"{reason}; {left_behind} sessions are left behind" if left_behind else reason
     record_event(

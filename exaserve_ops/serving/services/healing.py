@@ -1,10 +1,10 @@
-"""Writing of what healing decided: promotions, replacements, and what it waits for."""
+"""Writing of what healing decided: who serves and stands by, replacements, and what it waits for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from django.db import transaction
@@ -16,49 +16,83 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.healing import ROLLOUT
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.models import Replica
-from exaserve_ops.serving.services.replicas import create_replicas, place_replica, subject_of
+from exaserve_ops.serving.services.replicas import HANDOVER, create_replicas, place_replica, subject_of
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A standby that is to serve, and the replica in whose place."""
+    """A standby that is to serve, and the replica in whose place; `None`: more are to serve than before."""
 
     standby_id: UUID
-    instead_of: UUID
+    instead_of: UUID | None
     why: str
 
 
 @transaction.atomic
 def promote_standbys(promotions: Sequence[Promotion], *, actor: str, now: datetime) -> list[str]:
-    """Let ready standbys serve in place of replicas that do not; those become the standbys.
+    """Let standbys serve, ready ones in place of replicas that do not; those become the standbys.
 
     All in one transaction, since requests wait for each. Returns why some were left out: one of the two
     is no longer what the plan saw.
     """
-    pairs = {pk for one in promotions for pk in (one.standby_id, one.instead_of)}
+    pairs = {pk for one in promotions for pk in (one.standby_id, one.instead_of) if pk is not None}
     locked = Replica.objects.select_for_update(of=("self",)).select_related("deployment")
     rows = {row.pk: row for row in locked.filter(pk__in=pairs).order_by("pk")}
+    roles = {pk: row.role for pk, row in rows.items()}
     left_out: list[str] = []
     happenings: list[Happening] = []
-    swapped: list[tuple[Replica, Replica]] = []
     for one in promotions:
-        standby, absent = rows[one.standby_id], rows[one.instead_of]
-        if refusal := _why_no_swap(standby, absent):
+        standby, absent = rows[one.standby_id], rows.get(one.instead_of) if one.instead_of else None
+        refusal = _why_no_rise(standby) if absent is None else _why_no_swap(standby, absent)
+        if refusal:
             left_out.append(refusal)
             continue
-        standby.role, absent.role = Replica.Role.SERVING, Replica.Role.STANDBY
-        swapped.append((standby, absent))
+        standby.role = Replica.Role.SERVING
         happenings.append(Happening(subject_of(standby), "promoted", reason=one.why))
-        stood_down = f"{standby.name} serves in its place"
-        happenings.append(Happening(subject_of(absent), "stood_down", reason=stood_down))
-    Replica.objects.filter(pk__in=[row.pk for row, _ in swapped]).update(role=Replica.Role.SERVING)
-    Replica.objects.filter(pk__in=[row.pk for _, row in swapped]).update(role=Replica.Role.STANDBY)
+        if absent is not None:
+            absent.role = Replica.Role.STANDBY
+            stood_down = f"{standby.name} serves in its place"
+            happenings.append(Happening(subject_of(absent), "stood_down", reason=stood_down))
+    moved = [row for row in rows.values() if row.role != roles[row.pk]]
+    # Whoever had just stood down itself keeps what it has not handed over.
+    risen = [row.pk for row in moved if row.role == Replica.Role.SERVING]
+    Replica.objects.filter(pk__in=risen).update(role=Replica.Role.SERVING, **dict.fromkeys(HANDOVER))
+    fallen = [row.pk for row in moved if row.role == Replica.Role.STANDBY]
+    Replica.objects.filter(pk__in=fallen).update(role=Replica.Role.STANDBY)
     record_events(happenings, actor=actor, now=now)
-    ring_all([pair for row, _ in swapped for pair in (("routes", "all"), ("deployment", row.deployment_id))])
-    # Who is to sleep is part of what nodes are told.
-    told = [row for pair in swapped for row in pair if row.deployment.standbys_sleep and row.node_id]
-    ring_all([("node", row.node_id) for row in told])
+    ring_all([hint for row in moved for hint in _hints_of_role(row)])
     return left_out
+
+
+@transaction.atomic
+def stand_down(replica_id: UUID, *, why: str, actor: str, now: datetime) -> None:
+    """Have a serving replica stand by: its conversations leave it first, as they leave one that is let go.
+
+    Raises `ConflictError` where it does not serve any more.
+    """
+    replica = Replica.objects.select_for_update(of=("self",)).select_related("deployment").get(pk=replica_id)
+    if replica.role != Replica.Role.SERVING or replica.wanted != Replica.Wanted.RUN:
+        raise ConflictError(f"replica {replica.name} does not serve any more")
+    replica.role = Replica.Role.STANDBY
+    replica.drain_deadline_at = replica.handed_over_at = replica.left_behind = None
+    if replica.status == states.READY and not replica.sleep_state:
+        replica.drain_deadline_at = now + timedelta(seconds=replica.deployment.drain_seconds)
+    replica.save(update_fields=["role", *HANDOVER])
+    record_event(subject_of(replica), "stood_down", actor=actor, now=now, reason=why)
+    ring_all(_hints_of_role(replica))
+
+
+def _hints_of_role(replica: Replica) -> list[tuple[str, object]]:
+    hints: list[tuple[str, object]] = [("routes", "all"), ("deployment", replica.deployment_id)]
+    if replica.deployment.standbys_sleep and replica.node_id:
+        hints.append(("node", replica.node_id))  # who is to sleep is part of what nodes are told
+    return hints
+
+
+def _why_no_rise(standby: Replica) -> str:
+    if standby.role != Replica.Role.STANDBY or standby.wanted != Replica.Wanted.RUN:
+        return f"{standby.name} is no standby any more"
+    return ""
 
 
 def _why_no_swap(standby: Replica, absent: Replica) -> str:

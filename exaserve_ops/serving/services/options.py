@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE
@@ -37,9 +36,9 @@ _ENGINE_OPTION_TYPES = (str, int, float, bool)
 
 def check_engine(engine: str) -> None:
     """Refuse what is neither built in nor offered by a node that has joined. Raises `InvalidInputError`."""
-    if engine in BUILT_IN_ENGINES or Node.objects.filter(engines__contains=[engine]).exists():
+    if engine in BUILT_IN_ENGINES or nodes_in_service().filter(engines__contains=[engine]).exists():
         return
-    offered = {name for names in Node.objects.values_list("engines", flat=True) for name in names}
+    offered = {name for names in nodes_in_service().values_list("engines", flat=True) for name in names}
     known = ", ".join(sorted(offered | BUILT_IN_ENGINES))
     raise InvalidInputError("engine", f"no node offers '{engine}'; what there is: {known}")
 

@@ -21,6 +21,7 @@ from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.reach import UNCHECKED, WAITING
 from exaserve_ops.serving.domain.sleep import AWAKE
 from exaserve_ops.serving.models import Deployment, Release, Replica, ReplicaMember
+from exaserve_ops.serving.selectors.handover import stands_down
 from exaserve_ops.serving.selectors.members import ONE_NODE, on_node
 from exaserve_ops.serving.services.slices import lock_slices
 
@@ -33,7 +34,8 @@ class Move:
     reason: str
 
 
-_DRAIN = ("drain_deadline_at", "handed_over_at", "left_behind")
+HANDOVER = ("drain_deadline_at", "handed_over_at", "left_behind")
+"""How conversations leave one that is let go, or stands down."""
 _WANTED_AFTER = {
     "drain": Replica.Wanted.DRAIN,
     "stop": Replica.Wanted.STOP,
@@ -155,11 +157,12 @@ def let_go_replica(replica_id: UUID, event: str, *, why: str, actor: str, now: d
     replica.generation += 1
     replica.healing_note = ""
     if event == "drain":
+        # Its conversations leave first; a standby has none, but one that has just stood down.
+        has_none = replica.role == Replica.Role.STANDBY and not stands_down(replica)
         replica.drain_deadline_at = now + timedelta(seconds=replica.deployment.drain_seconds)
-        # Its conversations leave first; a standby has none.
-        replica.handed_over_at = now if replica.role == Replica.Role.STANDBY else None
+        replica.handed_over_at = now if has_none else None
         replica.left_behind = None
-    replica.save(update_fields=["wanted", "generation", "healing_note", *_DRAIN])
+    replica.save(update_fields=["wanted", "generation", "healing_note", *HANDOVER])
     return advance_replica(replica_id, event, reason=why, actor=actor, now=now)
 
 

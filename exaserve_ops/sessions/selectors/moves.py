@@ -15,6 +15,7 @@ from exaserve_ops.serving.domain import lifecycle as states
 from exaserve_ops.serving.domain.departure import read_departure
 from exaserve_ops.serving.domain.reach import is_open
 from exaserve_ops.serving.models import Deployment, Release, Replica
+from exaserve_ops.serving.selectors.handover import HANDS_OVER, ROUTED, stands_down
 from exaserve_ops.sessions.domain.handover import LeavingReplica
 from exaserve_ops.sessions.domain.moves import DONE, PLANNED, RELOCATION
 from exaserve_ops.sessions.domain.relocation import (
@@ -142,8 +143,8 @@ def departures(replica_ids: Collection[UUID], *, now: datetime) -> dict[UUID, De
 
 
 def leaving_replicas(*, now: datetime, only: UUID | None = None) -> list[LeavingReplica]:
-    """Replicas that are let go and hand their conversations over, as the record has them."""
-    rows = Replica.objects.filter(status=states.DRAINING, handed_over_at=None).select_related("node")
+    """Replicas that are let go, or stand down, and hand their conversations over, as the record has them."""
+    rows = Replica.objects.filter(HANDS_OVER).select_related("node", "deployment")
     if only is not None:
         rows = rows.filter(pk=only)
     waiting = list(rows.defer("exit_log_tail"))
@@ -157,7 +158,7 @@ def leaving_replicas(*, now: datetime, only: UUID | None = None) -> list[Leaving
     return [
         LeavingReplica(
             replica_id=str(row.pk),
-            began_at=row.status_changed_at,
+            began_at=_began_at(row),
             drained_by=_drained_by(row),
             sessions_left=progress[row.pk].sessions_left,
             moves_underway=progress[row.pk].moves_underway,
@@ -165,6 +166,12 @@ def leaving_replicas(*, now: datetime, only: UUID | None = None) -> list[Leaving
         )
         for row in waiting
     ]
+
+
+def _began_at(replica: Replica) -> datetime:
+    if replica.status == states.READY and replica.drain_deadline_at is not None:
+        return replica.drain_deadline_at - timedelta(seconds=replica.deployment.drain_seconds)
+    return replica.status_changed_at
 
 
 def _drained_by(replica: Replica) -> datetime | None:
@@ -286,7 +293,7 @@ def _sending(moved: QuerySet[Relocation]) -> Sending:
 def _leaving_deployments() -> set[UUID]:
     is_asked = ~Q(departure={}) & Q(status=states.READY)
     leaving = Q(status=states.DRAINING) | Q(status=states.READY, node__drain_status=DRAINING) | is_asked
-    rows = Replica.objects.filter(leaving, role=Replica.Role.SERVING)
+    rows = Replica.objects.filter(leaving & Q(role=Replica.Role.SERVING) | HANDS_OVER)
     return set(rows.order_by().values_list("deployment", flat=True))
 
 
@@ -296,9 +303,7 @@ def _balancing() -> set[UUID]:
 
 
 def _serving(deployments: Collection[UUID]) -> list[Replica]:
-    rows = Replica.objects.filter(
-        deployment__in=deployments, status__in=(states.READY, states.DRAINING), role=Replica.Role.SERVING
-    )
+    rows = Replica.objects.filter(ROUTED, deployment__in=deployments)
     heavy = ("release__model__config", "release__model__architecture", "exit_log_tail")
     return list(rows.select_related("node", "deployment", "release__model").defer(*heavy))
 
@@ -316,6 +321,8 @@ def _holder(replica: Replica, rooms: Mapping[str, ReplicaRoom], active_tokens: i
     leaves = departure.why if departure is not None and departure.moves else ""
     if replica.status == states.DRAINING or replica.wanted != Replica.Wanted.RUN:
         leaves = f"replica {replica.name} is let go"
+    elif stands_down(replica):
+        leaves = f"replica {replica.name} is to stand by"
     elif node is not None and node.drain_status != NOT_DRAINED:
         leaves = f"node {node.name} is drained"
     room = rooms.get(str(replica.pk), ReplicaRoom())
