@@ -41,7 +41,8 @@ class TrialTurn:
         if not self._begun:
             self._begun = True
             if replica is not None:
-                replace_replica(replica.pk, why="launched again to compare", actor=ACTOR, now=clock.now())
+                why = "launched again to compare"
+                replace_replica(replica.pk, why=why, actor=ACTOR, now=clock.now(), by_validation=True)
             return None
         return self._launched(validation, replica)
 

@@ -11,6 +11,7 @@ from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 
 PAGE_ROWS = 50
+_NAMES_TOLD, _NAME_CHARACTERS = 3, 40
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
 
@@ -41,6 +42,8 @@ class Listing(Generic[T]):
     """What the search field finds, as its placeholder; empty where there is none."""
     query: str
     """Query string without the page, for links to other pages."""
+    unread: str
+    """What of the query is no filter here, in a sentence; empty where everything is."""
 
     @property
     def is_filtered(self) -> bool:
@@ -56,11 +59,13 @@ def list_page(
     search_in: Sequence[str] = (),
     searchable: str = "",
     tie: str = "pk",
+    also: Sequence[str] = (),
 ) -> Listing[M]:
     """Filter and page rows as the query string asks.
 
     `choices` maps a parameter to (word, model field, options). A value that is not an option finds
-    nothing rather than everything. `tie` makes the order total, so that no row appears twice.
+    nothing rather than everything. `tie` makes the order total, so that no row appears twice. `also` names
+    what else the page reads of the query; the visitor is told of what nobody does.
     """
     filters: list[Filter] = []
     for name, (word, field, options) in (choices or {}).items():
@@ -82,13 +87,26 @@ def list_page(
         search=search,
         searchable=searchable,
         query=_query_without_page(request),
+        unread=_say_unread(request, [*(choices or {}), *(["q"] if search_in else []), *also]),
     )
 
 
 def page_of_rows(request: HttpRequest, rows: Sequence[T]) -> Listing[T]:
     """Page rows that are no query, as the query string asks."""
     page = Paginator(rows, PAGE_ROWS).get_page(request.GET.get("page"))
-    return Listing(page, filters=(), search="", searchable="", query=_query_without_page(request))
+    query, unread = _query_without_page(request), _say_unread(request, ())
+    return Listing(page, filters=(), search="", searchable="", query=query, unread=unread)
+
+
+def _say_unread(request: HttpRequest, known: Sequence[str]) -> str:
+    """Say what of the query is no filter here: a misspelt one shows everything, as if all that matched."""
+    unread = sorted(request.GET.keys() - {*known, "page"})
+    if not unread:
+        return ""
+    names = ", ".join(f"“{name[:_NAME_CHARACTERS]}”" for name in unread[:_NAMES_TOLD])
+    there = f"There are: {', '.join(sorted(known))}." if known else "There are none here."
+    is_none = "is no filter" if len(unread) == 1 else "are no filters"
+    return f"{names} {is_none} of this list, and nothing was left out for it. {there}"
 
 
 def _query_without_page(request: HttpRequest) -> str:

@@ -26,6 +26,7 @@ from exaserve_ops.rollouts.models import ReleaseAnswers, Rollout, Wave
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, PENDING, STOPPED
 from exaserve_ops.serving.domain.placement import NodeRoom, PlacementBoard, PlacementRequest, Refusal
 from exaserve_ops.serving.domain.reach import CLOSED
+from exaserve_ops.serving.domain.trials import refusal_of_change
 from exaserve_ops.serving.models import Deployment, Release, Replica
 from exaserve_ops.serving.selectors.rooms import node_rooms, placement_request
 from exaserve_ops.sessions.selectors import active_sessions_by_replica, departures
@@ -311,6 +312,8 @@ def _obstacles(deployment: Deployment, old: Release, new: Release) -> tuple[str,
     found = []
     if deployment.status != ACTIVE:
         found.append(f"The deployment is {deployment.status}.")
+    if why := refusal_of_change(deployment.name, deployment.served_name):
+        found.append(f"{why[0].upper()}{why[1:]}.")
     if old.pk == new.pk:
         found.append(f"The deployment runs release {old.number} already: change the model or an option.")
     if deployment.requires_go and latest_go(new.model_id, new.engine) is None:

@@ -322,7 +322,7 @@ def relaunch_trial(validation: Validation, options: Mapping[str, int], *, now: d
     release = find_or_create_release(trial.pk, ReleaseWish(engine_options=whole), actor=ACTOR, now=now)
     adopt_release(release.pk, actor=ACTOR, now=now, reason="the search for the best settings")
     for pk in list(running.values_list("pk", flat=True)):
-        replace_replica(pk, why="other settings are tried", actor=ACTOR, now=now)
+        replace_replica(pk, why="other settings are tried", actor=ACTOR, now=now, by_validation=True)
     return True
 
 

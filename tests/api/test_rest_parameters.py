@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from exaserve_ops.api.views.base import OpsViewSet
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib.errors import InvalidInputError
 from exaserve_ops.routing.selectors import served_models
 from exaserve_ops.serving.models import Deployment
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
+from tests.fakes.routes import all_routes
 from tests.fakes.world import NOW, JsonClient, make_deployment, make_model, make_node
 
 LISTS = (
@@ -26,6 +28,26 @@ def test_a_filter_that_does_not_exist_is_refused_with_those_that_do(operator: Js
     assert error["code"] == "invalid"
     assert "There are: " in error["fields"]["livenes"][0]
     assert "page_size" in error["fields"]["livenes"][0]
+
+
+READS = [
+    route
+    for route in all_routes()
+    if issubclass(getattr(route.view, "cls", object), OpsViewSet)
+    and "get" in getattr(route.view, "actions", {})
+]
+
+
+def test_nothing_that_is_read_takes_a_parameter_that_does_not_exist(operator: JsonClient) -> None:
+    """Of lists, of single objects and of what is computed: whoever asks for less must not be shown all."""
+    assert len(READS) > 30
+    silent = {}
+    for route in READS:
+        answer = operator.get(f"{route.path}?livenes=dead")
+        told = answer.json().get("error", {}).get("fields", {}).get("livenes", [""])[0]
+        if answer.status_code != 400 or "There is no such filter. There are" not in told:
+            silent[str(route)] = (answer.status_code, told)
+    assert not silent
 
 
 def test_an_order_that_does_not_exist_is_refused_with_those_that_do(operator: JsonClient) -> None:

@@ -10,6 +10,7 @@ import pytest
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.serving.models import Deployment, Model
+from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
 from exaserve_ops.validation.models import Validation
@@ -117,7 +118,21 @@ def test_what_an_engine_is_tried_in_is_the_validations_alone(operator: JsonClien
     validation = advance_validation(UUID(asked["id"]), "start", why="", actor="test", now=NOW)
     trial = make_trial(validation, "torch", now=NOW)
     address = f"/api/v1/deployments/{trial.pk}"
-    for refused in (operator.patch(address, {"replicas": 5}), operator.delete(address)):
+    [made] = create_replicas(trial.pk, 1, why="x", actor="test", now=NOW)
+    rollout = {
+        "deployment": str(trial.pk),
+        "engine_options": {"max_num_seqs": 7},
+        "reason": "x",
+        "plan": "x",
+    }
+    for refused in (
+        operator.patch(address, {"replicas": 5}),
+        operator.patch(address, {"standbys_sleep": True, "generation": trial.generation}),
+        operator.delete(address),
+        operator.post(f"/api/v1/replicas/{made.pk}/restart", {"reason": "x"}),
+        operator.post(f"/api/v1/replicas/{made.pk}/replace", {"reason": "x"}),
+        operator.post("/api/v1/rollouts", rollout),
+    ):
         assert refused.status_code == 409
         assert "cancel the validation" in refused.json()["error"]["message"]
     trial.refresh_from_db()

@@ -8,13 +8,17 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from exaserve_ops.audit.models import Event
 from exaserve_ops.dashboard.validations import curves_figure, searches_of
-from exaserve_ops.serving.models import Model
+from exaserve_ops.inventory.models import Node
+from exaserve_ops.serving.models import Deployment, Model, Replica
+from exaserve_ops.serving.services.replicas import create_replicas
 from exaserve_ops.validation.domain.asking import Finding
 from exaserve_ops.validation.domain.lifecycle import FAILED, PASSED
 from exaserve_ops.validation.models import Validation
 from exaserve_ops.validation.services import advance_validation, begin_check, make_trial, record_finding
 from tests.dashboard.conftest import World
+from tests.dashboard.test_rollout_pages import FORM
 from tests.fakes.world import NOW, make_node
 
 LEVELS = [
@@ -216,12 +220,61 @@ def test_table_marks_the_nearest_setting_and_the_limits_that_are_broken(
     assert [shown.is_nearest for shown in search.rows] == [False, True]
 
 
-def test_trial_is_not_deleted_from_its_page(operator: Client, validation: Validation) -> None:
+def make_trial_with_replica(validation: Validation) -> tuple[Deployment, Replica]:
     trial = make_trial(validation, "torch", now=NOW)
-    form = {"generation": trial.generation, "reason": "in the way", "name": trial.name}
-    refused = operator.post(reverse("deployment_delete", args=[trial.pk]), form)
-    assert refused.status_code == 409
-    assert "cancel the validation" in refused.content.decode()
+    [made] = create_replicas(trial.pk, 1, why="x", actor="test", now=NOW)
+    return trial, made
+
+
+def test_pages_of_a_trial_name_its_validation_and_offer_no_change(
+    operator: Client, validation: Validation
+) -> None:
+    trial, made = make_trial_with_replica(validation)
+    for page in (
+        text(operator, "deployment", trial.pk),
+        text(operator, "replica", made.pk),
+        text(operator, "replica_drawer", made.pk),
+    ):
+        assert "nobody else scales, rolls out, restarts or deletes it" in page
+        assert reverse("validation", args=[validation.pk]) in page
+        assert '<summary class="button' not in page
+    page = text(operator, "deployment", trial.pk)
+    for name in ("deployment_scale", "rollout_new", "deployment_delete", "deployment_sleep"):
+        assert f'"{reverse(name, args=[trial.pk])}"' not in page
+        assert operator.get(reverse(name, args=[trial.pk])).status_code in {302, 405}
+    assert "Talk to it" not in page, "no client reaches it"
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "status"),
+    [
+        ("deployment_scale", {"replicas": 3, "standbys": 1, "reason": "x"}, 409),
+        ("deployment_delete", {"reason": "x"}, 409),
+        ("deployment_sleep", {"sleep": "yes", "reason": "x"}, 302),
+        ("deployment_pool", {"open": "no", "reason": "x"}, 302),
+        ("deployment_balance", {"balance_sessions": "on", "balance_from_percent": 80,
+                                "balance_gap_percent": 20, "reason": "x"}, 302),
+        ("rollout_new", {**FORM, "engine_options": "max_num_seqs = 5"}, None),
+        ("replica_restart", {"reason": "x"}, 302),
+        ("replica_replace", {"reason": "x"}, 302),
+    ],
+)  # fmt: skip
+def test_what_is_posted_to_a_trial_all_the_same_changes_nothing(
+    operator: Client, validation: Validation, name: str, form: dict[str, object], status: int | None
+) -> None:
+    trial, made = make_trial_with_replica(validation)
+    if name == "replica_restart":
+        Replica.objects.filter(pk=made.pk).update(status="failed", node=Node.objects.first())
+    before = list(Deployment.objects.filter(pk=trial.pk).values()), Event.objects.count()
+    subject = made.pk if name.startswith("replica") else trial.pk
+    form = {"model": str(trial.model_id), "generation": trial.generation, "name": trial.name, **form}
+    answer = operator.post(reverse(name, args=[subject]), form, follow=status == 302)
+    assert "only the validation changes or deletes it: cancel the validation" in answer.content.decode()
+    if status != 302:
+        assert answer.status_code == (status or 200)
+    assert (list(Deployment.objects.filter(pk=trial.pk).values()), Event.objects.count()) == before
+    made.refresh_from_db()
+    assert made.wanted == "run"
 
 
 def test_curves_have_a_line_for_each_engine_that_told_any(operator: Client, validation: Validation) -> None:

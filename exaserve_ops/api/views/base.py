@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, TypeVar, cast
 
 from django.contrib.auth.models import AbstractUser
@@ -10,6 +10,7 @@ from django.db import models
 from django.db.models import QuerySet
 from django_filters.rest_framework import DjangoFilterBackend, FilterSet
 from rest_framework.filters import BaseFilterBackend
+from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
@@ -31,9 +32,19 @@ class OpsViewSet(GenericViewSet[M]):
     parser_classes = [BoundedJSONParser]
     lookup_value_converter = "uuid"
     permission_by_action: ClassVar[dict[str, str]] = {}
+    parameters_by_action: ClassVar[dict[str, Collection[str]]] = {}
+    """What may stand in the query of what is read; nothing, unless said. Lists have their filters."""
 
     filterset_class: ClassVar[type[FilterSet]]
     ordering_fields: ClassVar[list[str]] = []
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - DRF's signature
+        """Refuse parameters that do not exist, once it is known who asks. Raises `ValidationError`."""
+        super().initial(request, *args, **kwargs)
+        if request.method in SAFE_METHODS and self.action != "list":
+            check_parameters(
+                request.query_params, self.parameters_by_action.get(self.action, ()), (), paged=False
+            )
 
     def filter_queryset(self, queryset: QuerySet[M, R]) -> QuerySet[M, R]:
         """Filter lists; an object that was asked for by id is found whatever its state.

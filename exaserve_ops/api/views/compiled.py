@@ -11,7 +11,6 @@ from rest_framework.exceptions import NotFound
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from exaserve_ops.api.filters import check_parameters
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.ports import compiled_folder_reader
 from exaserve_ops.api.serializers.compiled import (
@@ -42,7 +41,6 @@ class CompiledViewSet(OpsViewSet[Model]):
     @extend_schema(responses=CompiledSetsSerializer)
     def retrieve(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """List what was compiled for a model, by engine and hardware, and how many nodes have it."""
-        check_parameters(request.query_params, (), (), paged=False)
         return self._answer(self.get_object())
 
     @extend_schema(request=CompiledRequestSerializer, responses={201: CompiledSetsSerializer})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from uuid import UUID
@@ -16,7 +16,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from exaserve_ops.api.filters import AcceleratorFilter, JoinTokenFilter, NodeFilter, check_parameters
+from exaserve_ops.api.filters import AcceleratorFilter, JoinTokenFilter, NodeFilter
 from exaserve_ops.api.idempotency import acts_once, acts_once_with_secret
 from exaserve_ops.api.ports import replica_loads
 from exaserve_ops.api.serializers.inventory import (
@@ -76,6 +76,10 @@ class NodeViewSet(ReadableViewSet[Node]):
         "machine": "inventory.view_node",
         "history": "inventory.view_node",
         "kv_limits": "serving.change_replica",
+    }
+    parameters_by_action: ClassVar[dict[str, Collection[str]]] = {
+        "kv_pool": tuple(parameter.name for parameter in _KV_FILTERS),
+        "history": tuple(NodeHistoryQuerySerializer().fields),
     }
 
     def get_queryset(self) -> QuerySet[Node]:
@@ -148,7 +152,6 @@ class NodeViewSet(ReadableViewSet[Node]):
     @action(detail=True, methods=["get"], url_path="kv-pool")
     def kv_pool(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """KV memory of the node as last reported: pools with their map, and what the engines say of it."""
-        check_parameters(request.query_params, [p.name for p in _KV_FILTERS], (), paged=False)
         node = self.get_object()
         return Response(_kv_of(node, request.query_params.dict()))
 
@@ -156,7 +159,6 @@ class NodeViewSet(ReadableViewSet[Node]):
     @action(detail=True, methods=["get"])
     def machine(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """Processor, memory, disks, links and cards of the node, as last reported."""
-        check_parameters(request.query_params, (), (), paged=False)
         node = self.get_object()
         told = replica_loads().read_node(str(node.pk)) or {}
         body = {
@@ -172,7 +174,6 @@ class NodeViewSet(ReadableViewSet[Node]):
     def history(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """The node's machine over time, and first tokens and requests of its replicas. Kept for two weeks."""
         asked = NodeHistoryQuerySerializer(data=request.query_params.dict())
-        check_parameters(request.query_params, list(asked.fields), (), paged=False)
         asked.is_valid(raise_exception=True)
         return Response(_history_of(self.get_object(), asked.validated_data, clock.now()))
 

@@ -13,7 +13,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.serializers import BaseSerializer
 
-from exaserve_ops.api.filters import ModelFilter, check_parameters
+from exaserve_ops.api.filters import ModelFilter
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.ports import model_folder_reader, replica_loads
 from exaserve_ops.api.serializers.serving import (
@@ -88,5 +88,4 @@ class ModelViewSet(ReadableViewSet[Model]):
 
         A swarm that is over is told for a day, with what the origin gave.
         """
-        check_parameters(request.query_params, (), (), paged=False)
         return Response(SwarmSerializer(model_swarm(self.get_object(), replica_loads())).data)

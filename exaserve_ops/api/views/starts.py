@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import ClassVar
 from uuid import UUID
@@ -12,7 +13,7 @@ from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from exaserve_ops.api.filters import StagedStartFilter, check_parameters
+from exaserve_ops.api.filters import StagedStartFilter
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.serializers.starts import (
     StagedStartSerializer,
@@ -42,6 +43,7 @@ class StagedStartViewSet(ReadableViewSet[StagedStart]):
         "now": "serving.view_stagedstart",
         "limits": "serving.change_startrules",
     }
+    parameters_by_action: ClassVar[dict[str, Collection[str]]] = {"now": ("deployment",)}
 
     @extend_schema(
         parameters=[OpenApiParameter("deployment", UUID, description="Of this deployment alone.")],
@@ -51,7 +53,6 @@ class StagedStartViewSet(ReadableViewSet[StagedStart]):
     @action(detail=False, methods=["get"], pagination_class=None)
     def now(self, request: Request) -> Response:
         """Say who starts, who waits and why, in which waves, and for how long yet."""
-        check_parameters(request.query_params, ("deployment",), (), paged=False)
         outlook = start_outlook(now=clock.now(), deployment_id=_deployment(request))
         return Response(StartOutlookSerializer(outlook).data)
 

@@ -9,7 +9,6 @@ from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from exaserve_ops.api.filters import check_parameters
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.ports import replica_loads
 from exaserve_ops.api.serializers.strict import NoBodySerializer
@@ -54,7 +53,6 @@ class ModelWeightsViewSet(OpsViewSet[Model]):
     @extend_schema(responses=ModelWeightsSerializer)
     def retrieve(self, request: Request, pk: UUID) -> Response:  # noqa: ARG002 - DRF's signature
         """Say how a model's weights stand on every node in service, how fast they come and from where."""
-        check_parameters(request.query_params, (), (), paged=False)
         return self._answer(self.get_object())
 
     @extend_schema(request=WeightsRequestSerializer, responses=ModelWeightsSerializer)

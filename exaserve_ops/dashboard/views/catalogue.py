@@ -96,6 +96,7 @@ def events(request: HttpRequest) -> HttpResponse:
         search_in=("subject_name", "event", "actor", "reason"),
         searchable="subject, event, actor or reason",
         tie="-id",
+        also=("show", "subject"),
     )
     shown = list(listing.page.object_list)
     context = {

@@ -26,6 +26,7 @@ from exaserve_ops.dashboard.reading import (
     with_loads,
 )
 from exaserve_ops.dashboard.simulation import simulated_replicas_of
+from exaserve_ops.dashboard.trials import is_kept_from_people, trial_of
 from exaserve_ops.dashboard.views.starts import starting_context
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
@@ -106,6 +107,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "namesakes": Deployment.objects.filter(served_name=found.served_name, status=states.ACTIVE)
         .exclude(pk=deployment_id)
         .values_list("pk", "name"),
+        "trial": trial_of(found),
         "asked": wish_of(found),
         "asked_words": asked_words(wish_of(found)),
         "mps_words": mps_words(wish_of(found)),
@@ -132,6 +134,8 @@ def deployment_plan(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
 def deployment_scale(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     """Show what another number of replicas would do (`?replicas=`), and do it when confirmed."""
     found = get_object_or_404(Deployment, pk=deployment_id)
+    if is_kept_from_people(request, found):
+        return redirect("deployment", deployment_id)
     if request.method == "POST":
         return _scale(request, found)
     form = ScaleForm({**request.GET.dict(), "generation": found.generation})
@@ -143,6 +147,8 @@ def deployment_scale(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
 def deployment_delete(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     """Show what deleting would do, and do it when confirmed."""
     found = get_object_or_404(Deployment, pk=deployment_id)
+    if is_kept_from_people(request, found):
+        return redirect("deployment", deployment_id)
     form = DeleteForm(request.POST or None, initial={"generation": found.generation})
     conflict = ""
     if request.method == "POST" and form.is_valid():

@@ -31,6 +31,7 @@ from exaserve_ops.dashboard.reading import (
 )
 from exaserve_ops.dashboard.replica_logs import shown_log
 from exaserve_ops.dashboard.simulation import KINDS
+from exaserve_ops.dashboard.trials import trial_of
 from exaserve_ops.dashboard.wording import load_words
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import nodes_in_service
@@ -241,6 +242,7 @@ def _replica_context(replica_id: UUID, member: str = "") -> dict[str, Any]:
         "sessions": sessions,
         "events": history_of("replica", replica_id),
         "leaving": leaving_of(found),
+        "trial": trial_of(found.deployment),
         "can_restart": found.status == states.FAILED,
         "can_replace": found.wanted == Replica.Wanted.RUN and found.status != states.STOPPED,
     }

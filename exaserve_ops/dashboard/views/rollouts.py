@@ -25,6 +25,7 @@ from exaserve_ops.dashboard.rollouts import (
     ttft_figure,
 )
 from exaserve_ops.dashboard.simulation import simulated_replicas_of
+from exaserve_ops.dashboard.trials import is_kept_from_people
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError, DeniedError, InvalidInputError, OpsError, StaleError
 from exaserve_ops.lib.lifecycle import IllegalTransitionError
@@ -142,6 +143,8 @@ def rollout_act(request: HttpRequest, rollout_id: UUID) -> HttpResponse:
 def rollout_new(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
     """Show the form of a rollout, what it would do, and begin it when that is confirmed."""
     found = get_object_or_404(Deployment.objects.select_related("model"), pk=deployment_id)
+    if is_kept_from_people(request, found):
+        return redirect("deployment", deployment_id)
     forms = RolloutForms.of(found, request.POST or None)
     context: dict[str, Any] = {
         "title": f"Roll out {found.name}",

@@ -17,7 +17,7 @@ from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain import sleep
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
-from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX, is_private
+from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX, is_private, refusal_of_change
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.options import (
     check_engine,
@@ -345,11 +345,9 @@ def _lock(deployment_id: UUID, expected_generation: int | None, *, by_validation
 
 def _check_trial(deployment: Deployment, *, by_validation: bool) -> None:
     """Refuse what would change a validation's figures under its hands."""
-    if is_private(deployment.served_name) and not by_validation:
-        raise ConflictError(
-            f"deployment '{deployment.name}' is what a validation tries an engine in, and only the validation"
-            " changes or deletes it: cancel the validation, and it is deleted by itself"
-        )
+    why = refusal_of_change(deployment.name, deployment.served_name)
+    if why and not by_validation:
+        raise ConflictError(why)
 
 
 def _check_sleep(engine: str, options: Mapping[str, Any], nodes: int) -> None:

@@ -20,6 +20,7 @@ from exaserve_ops.serving.domain.lifecycle import REPLICA
 from exaserve_ops.serving.domain.placement import Placement
 from exaserve_ops.serving.domain.reach import UNCHECKED, WAITING
 from exaserve_ops.serving.domain.sleep import AWAKE
+from exaserve_ops.serving.domain.trials import refusal_of_change
 from exaserve_ops.serving.models import Deployment, Release, Replica, ReplicaMember
 from exaserve_ops.serving.selectors.handover import stands_down
 from exaserve_ops.serving.selectors.members import ONE_NODE, on_node
@@ -167,12 +168,15 @@ def let_go_replica(replica_id: UUID, event: str, *, why: str, actor: str, now: d
 
 
 @transaction.atomic
-def replace_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) -> Replica:
+def replace_replica(
+    replica_id: UUID, *, why: str, actor: str, now: datetime, by_validation: bool = False
+) -> Replica:
     """Let a replica go by a person's wish; its deployment makes a new one.
 
-    Raises `ConflictError` where it is being let go already.
+    Raises `ConflictError` where it is being let go already, or is a validation's, unless `by_validation`
+    itself.
     """
-    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    replica = _lock_for_people(replica_id, by_validation=by_validation)
     if replica.wanted != Replica.Wanted.RUN:
         raise ConflictError(f"replica {replica.name} is {replica.status} already")
     _forgive(replica)
@@ -184,9 +188,9 @@ def replace_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
 def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) -> Replica:
     """Start a failed replica afresh, its crash count forgotten.
 
-    Raises `ConflictError` where it has not failed.
+    Raises `ConflictError` where it has not failed, or is a validation's.
     """
-    replica = Replica.objects.select_for_update().get(pk=replica_id)
+    replica = _lock_for_people(replica_id)
     if replica.status != states.FAILED:
         raise ConflictError(f"replica {replica.name} is {replica.status}; only a failed one restarts")
     replica.generation += 1
@@ -202,6 +206,14 @@ def restart_replica(replica_id: UUID, *, why: str, actor: str, now: datetime) ->
         generation=replica.generation,
     )
     ring_all(hints_of(replica, tells_node=True))
+    return replica
+
+
+def _lock_for_people(replica_id: UUID, *, by_validation: bool = False) -> Replica:
+    replica = Replica.objects.select_for_update(of=("self",)).select_related("deployment").get(pk=replica_id)
+    why = refusal_of_change(replica.deployment.name, replica.deployment.served_name)
+    if why and not by_validation:
+        raise ConflictError(why)
     return replica
 
 
