@@ -96,7 +96,7 @@ def _check_parts(
 
 def check_parts(engine: str, options: Mapping[str, Any], model: Model) -> None:
     """Refuse parts that the model, where known, cannot be divided into. Raises `InvalidInputError`."""
-    pads_heads = Node.objects.filter(engines__contains=[engine], accelerators__kind=CPU).exists()
+    pads_heads = nodes_in_service().filter(engines__contains=[engine], accelerators__kind=CPU).exists()
     problem = parts_problem(engine, options, _shape_of(model), pads_heads=pads_heads)
     if problem is not None:
         raise InvalidInputError(f"engine_options.{problem.option}", problem.why)
