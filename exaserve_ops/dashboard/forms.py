@@ -60,7 +60,10 @@ class DeploymentForm(EngineLines):
     drafted_engine = forms.CharField(required=False, max_length=60, widget=forms.HiddenInput)
     """Of the launch that filled this in: its options stay while no engine is chosen."""
     served_name = forms.CharField(
-        max_length=120, required=False, help_text="What clients send as “model”; empty is its name."
+        max_length=120,
+        required=False,
+        help_text="What clients send as “model”. Empty: the name of the model chosen above.",
+        widget=forms.TextInput(attrs={"data-empty-is": "id_model", "autocomplete": "off"}),
     )
     nodes = forms.ModelMultipleChoiceField(
         nodes_in_service(),

@@ -24,6 +24,8 @@ from exaserve_ops.validation.domain.lifecycle import CHECK, VALIDATION
 THIN_SPACE = "\u202f"
 MISSING = "\u2013"
 CLOCK_OFF_SECONDS = 120.0
+CLOCK_STEP_SECONDS = 1.0
+"""Clocks that are no further apart are in step: reports take a part of a second themselves."""
 _HUNDRED = 100
 _TEN = 10
 _TENTH = 0.1
@@ -306,6 +308,23 @@ def metric_value(value: float | None, unit: str) -> str:
     if unit == "seconds":
         return duration(value)
     return number(value)
+
+
+def clock_words(skew_seconds: float) -> str:
+    """Write how far a node's clock is from ours, and whether anything is to be done about it."""
+    apart = f"{duration(abs(skew_seconds))} {'behind' if skew_seconds < 0 else 'ahead of'} ours"
+    if is_clock_off(skew_seconds):
+        return f"{apart}: set it right, or times in its logs mislead; nothing else goes by it"
+    if abs(skew_seconds) > CLOCK_STEP_SECONDS:
+        return f"{apart}: no harm, but times in its logs differ by that"
+    return f"in step with ours ({apart})"
+
+
+def option_value(value: object) -> str:
+    """Write the value of an engine's option: what is switched is on or off."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)
 
 
 def is_clock_off(skew_seconds: float | None) -> bool:

@@ -105,6 +105,17 @@ function setUpCopy() {
   });
 }
 
+// A field that may stay empty shows what it then is: the word that is chosen in another field.
+function setUpEmptyFields() {
+  for (const field of document.querySelectorAll("[data-empty-is]")) {
+    const source = document.getElementById(field.dataset.emptyIs);
+    if (!source) continue;
+    const show = () => { field.placeholder = source.value ? source.selectedOptions[0].text : ""; };
+    source.addEventListener("change", show);
+    show();
+  }
+}
+
 function setUpForms() {
   document.addEventListener("click", (event) => {
     const question = event.target.closest?.("[data-confirm]")?.dataset.confirm;
@@ -128,6 +139,7 @@ setUpTheme();
 setUpSearch();
 setUpDrawer();
 setUpForms();
+setUpEmptyFields();
 setUpMore();
 setUpCopy();
 setUpIndicator(link);

@@ -9,7 +9,7 @@ import pytest
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.inventory.models import Node
-from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.deployments import advance_deployment
 from exaserve_ops.serving.services.replicas import create_replicas
 from tests.fakes.world import NOW, JsonClient, make_deployment, make_model, make_node
@@ -67,6 +67,38 @@ def test_bad_wish_is_refused_with_the_field_that_is_wrong(
     assert answer.status_code == 400, answer.json()
     assert field in answer.json()["error"]["fields"]
     assert not Deployment.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "least"),
+    [
+        ({}, 1_500_000),
+        ({"nodes_per_replica": 2, "engine_options": {"pipeline_stages": 2}}, 1 << 20),
+        ({"engine": "simulated"}, 1 << 20),
+    ],
+)
+def test_memory_that_nothing_starts_with_is_refused_with_the_least(
+    operator: JsonClient, changes: dict[str, object], least: int
+) -> None:
+    asked = wish(**changes)
+    Model.objects.filter(pk=asked["model"]).update(weights_bytes=3_000_000)
+    for too_little in (1, least - 1):
+        refused = operator.post("/api/v1/deployments", asked | {"replica_memory_bytes": too_little})
+        assert refused.status_code == 400
+        told = refused.json()["error"]["fields"]["replica_memory_bytes"][0]
+        assert told.startswith(f"give at least {least:,} bytes")
+        assert told.endswith("or 0 to have it computed")
+    assert operator.post("/api/v1/deployments", asked | {"replica_memory_bytes": least}).status_code == 201
+
+
+def test_memory_of_a_release_is_held_against_the_same_least(
+    operator: JsonClient, deployment: Deployment
+) -> None:
+    Model.objects.filter(pk=deployment.model_id).update(weights_bytes=3_000_000)
+    body = {"deployment": str(deployment.pk), "replica_memory_bytes": 1}
+    refused = operator.post("/api/v1/rollouts/plan", body)
+    assert refused.status_code == 400
+    assert "1,500,000" in refused.json()["error"]["fields"]["replica_memory_bytes"][0]
 
 
 def test_name_of_a_living_deployment_is_taken(operator: JsonClient, deployment: Deployment) -> None:

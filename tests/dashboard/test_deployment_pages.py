@@ -10,9 +10,10 @@ from django.urls import reverse
 
 from exaserve_ops.audit.models import Event
 from exaserve_ops.serving.models import Deployment
+from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, update_deployment
 from exaserve_ops.serving.services.replicas import create_replicas
 from tests.dashboard.conftest import World, addresses
-from tests.fakes.world import NOW, make_deployment, make_model, make_node
+from tests.fakes.world import GIB, NOW, make_deployment, make_model, make_node
 
 
 def test_deployments_that_share_a_name_point_to_each_other(operator: Client, world: World) -> None:
@@ -162,3 +163,46 @@ def test_a_new_deployment_shows_where_its_replicas_go_before_it_exists(operator:
     assert not Deployment.objects.exists()
     create_as_planned(operator, form)
     assert Deployment.objects.get().replicas == 2
+
+
+def test_the_name_that_clients_will_ask_for_is_said_before_it_is_made(operator: Client, world: World) -> None:  # noqa: ARG001 - an engine
+    model = make_model("llama-small")
+    form = {
+        "name": "small",
+        "model": str(model.pk),
+        "served_name": "",
+        "replicas": 1,
+        "engine": "torch",
+        "accelerators_per_replica": 1,
+        "drain_seconds": 60,
+        "start_seconds": 300,
+        "step": "plan",
+    }
+    blank = operator.get(reverse("deployment_new")).content.decode()
+    assert "Empty: the name of the model chosen above." in blank
+    assert 'data-empty-is="id_model"' in blank
+    asked = operator.post(reverse("deployment_new"), form).content.decode()
+    assert re.search(r"Clients will ask for it by the model name <b[^>]*>llama-small</b>", asked)
+    named = operator.post(reverse("deployment_new"), {**form, "served_name": "chat-1"}).content.decode()
+    assert re.search(r"by the model name <b[^>]*>chat-1</b>", named)
+
+
+def test_what_was_asked_for_and_changed_stands_in_the_history_in_words(
+    operator: Client, world: World
+) -> None:
+    wish = DeploymentWish(
+        name="wide",
+        model_id=make_model("wide-model").pk,
+        replicas=1,
+        engine="torch",
+        engine_options={"pipeline_stages": 2, "prefix_caching": True},
+        replica_memory_bytes=GIB,
+        nodes_per_replica=2,
+        accelerator="whole",
+    )
+    made = create_deployment(wish, actor="test", now=NOW)
+    update_deployment(made.pk, {"drain_slow": True}, actor="test", now=NOW)
+    page = operator.get(reverse("deployment", args=[made.pk])).content.decode()
+    assert "1 replica of wide-model, each on 2 nodes, on whole accelerators" in page
+    assert "drain_slow off to on" in page
+    assert re.search(r"<dt>prefix_caching</dt><dd[^>]*>on</dd>", page)

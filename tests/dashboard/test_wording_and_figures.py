@@ -8,7 +8,16 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from exaserve_ops.dashboard.figures import Panel, by_minute, small_multiples, sparkline_points
-from exaserve_ops.dashboard.wording import badge_of, byte_size, count_words, duration, number, percent
+from exaserve_ops.dashboard.wording import (
+    badge_of,
+    byte_size,
+    clock_words,
+    count_words,
+    duration,
+    number,
+    option_value,
+    percent,
+)
 from exaserve_ops.inventory.domain.liveness import NODE_LIVENESS
 from exaserve_ops.lib.lifecycle import Lifecycle
 from exaserve_ops.serving.domain.lifecycle import DEPLOYMENT, REPLICA
@@ -114,3 +123,26 @@ def test_small_multiples_do_not_overlap(columns: int) -> None:
             gap = max(other_down[0] - down[1], down[0] - other_down[1])
             room = 0.25 / -(-len(panels) // columns)
             assert apart or gap >= room, "a title would stand on the labels of the axis above it"
+
+
+@pytest.mark.parametrize(
+    ("skew_seconds", "begins", "says"),
+    [
+        (-0.194, "in step with ours (194", "behind ours)"),
+        (0.0, "in step with ours (0", "ahead of ours)"),
+        (12.0, "12", "ahead of ours: no harm, but times in its logs differ by that"),
+        (-300.0, "5", "behind ours: set it right, or times in its logs mislead; nothing else goes by it"),
+    ],
+)
+def test_a_clock_is_told_with_whether_anything_is_to_be_done(
+    skew_seconds: float, begins: str, says: str
+) -> None:
+    told = clock_words(skew_seconds)
+    assert told.startswith(begins)
+    assert told.endswith(says)
+
+
+def test_switches_of_an_engine_are_on_or_off_and_numbers_stay_numbers() -> None:
+    assert [option_value(value) for value in (True, False, 1, 0, 0.5, "True")] == [
+        *("on", "off", "1", "0", "0.5", "True")
+    ]

@@ -250,7 +250,13 @@ class DeploymentRequestSerializer(StrictSerializer):
     replicas = replica_count()
     engine = serializers.CharField(max_length=32, help_text="Such as `torch`; nodes list what they have.")
     engine_options = serializers.DictField(child=EngineOptionField(), required=False, default=dict)
-    served_name = serializers.CharField(max_length=120, required=False, default="", allow_blank=True)
+    served_name = serializers.CharField(
+        max_length=120,
+        required=False,
+        default="",
+        allow_blank=True,
+        help_text="What clients send as `model`; empty: the model's name.",
+    )
     nodes = _nodes(default=list)
     replica_memory_bytes = serializers.IntegerField(
         min_value=0, max_value=MOST_BYTES, required=False, default=0, help_text="0: computed from the model."

@@ -48,6 +48,18 @@ def bounded(load: Mapping[str, Any], name: str) -> str:
 
 
 @register.filter
+def clock_words(skew_seconds: float) -> str:
+    """Say how far a node's clock is from ours, and whether that is well."""
+    return wording.clock_words(skew_seconds)
+
+
+@register.filter
+def option_value(value: object) -> str:
+    """Write the value of an engine's option."""
+    return wording.option_value(value)
+
+
+@register.filter
 def clock_is_off(skew_seconds: Any) -> bool:  # noqa: ANN401 - see above
     """Whether a node's clock is off by more than people should have to guess."""
     return wording.is_clock_off(_or_missing(skew_seconds))

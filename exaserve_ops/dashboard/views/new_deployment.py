@@ -53,6 +53,7 @@ def deployment_new(request: HttpRequest) -> HttpResponse:
                 return redirect("deployment", made.pk)
             plan = _plan_of(wish, actor)
             context |= {"plan": plan, "planned": _digest_of(wish), "overtaken": confirmed}
+            context["served_as"] = wish.served_name or form.cleaned_data["model"].name
         except InvalidInputError as error:
             _show_error(error, form, options)
         except ConflictError as error:

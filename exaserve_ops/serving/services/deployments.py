@@ -16,11 +16,13 @@ from exaserve_ops.lib.errors import ConflictError, InvalidInputError, StaleError
 from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain import sleep
 from exaserve_ops.serving.domain.accelerator_wish import ANY, MpsShare, WishError, check_size, read_wish
+from exaserve_ops.serving.domain.change_words import asked_words, change_of
 from exaserve_ops.serving.domain.lifecycle import ACTIVE, DEPLOYMENT
 from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX, is_private, refusal_of_change
 from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.options import (
     check_engine,
+    check_memory,
     check_options,
     check_parts,
     check_span,
@@ -114,6 +116,9 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
         wish.engine, wish.engine_options, wish.accelerators_per_replica, nodes=wish.nodes_per_replica
     )
     check_parts(wish.engine, wish.engine_options, model)
+    check_memory(
+        wish.replica_memory_bytes, model, wish.engine, wish.engine_options, nodes=wish.nodes_per_replica
+    )
     _check_nodes(wish.nodes)
     if wish.standbys_sleep:
         _check_sleep(wish.engine, wish.engine_options, wish.nodes_per_replica)
@@ -155,10 +160,9 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
             first_release(deployment, actor=actor, now=now)
     except IntegrityError as error:
         raise ConflictError(f"a deployment named '{wish.name}' exists") from error
-    span = {"nodes for each": wish.nodes_per_replica} if wish.nodes_per_replica > 1 else {}
-    on = "".join(f", {name} {value}" for name, value in (span | asked).items())
     noun = "replica" if wish.replicas == 1 else "replicas"
-    _record(deployment, "created", actor, now, f"{wish.replicas} {noun} of {model.name}{on}")
+    told = [f"{wish.replicas} {noun} of {model.name}", *asked_words(wish.nodes_per_replica, asked)]
+    _record(deployment, "created", actor, now, ", ".join(told))
     return deployment
 
 
@@ -238,7 +242,7 @@ def update_deployment(
     if after == before:
         return deployment
     _raise_generation(deployment, now, [*_PLAIN, "start_seconds", "placement"])
-    event, words = _change_of(before, after)
+    event, words = change_of(before, after)
     _record(deployment, event, actor, now, ": ".join(filter(None, (words, reason))))
     return deployment
 
@@ -274,15 +278,6 @@ def _asked_of(asked: Mapping[str, Any], memory_bytes: int, accelerators: int) ->
         "spill_reason": wish.spill_reason,
     }
     return {name: value for name, value in recorded.items() if value}
-
-
-def _change_of(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, str]:
-    """What a change is called, and what changed, in words."""
-    changed = [name for name in after if after[name] != before[name]]
-    if set(changed) <= {*_POOL}:
-        return ("pool_opened", after["spill_reason"]) if after["spill"] else ("pool_closed", "")
-    words = ", ".join(f"{name} {_word(before[name])} to {_word(after[name])}" for name in changed)
-    return "scaled" if set(changed) <= {"replicas", "standbys"} else "changed", words
 
 
 @transaction.atomic
@@ -376,10 +371,6 @@ def _check_number(value: object, name: str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not whole or not lowest <= value <= highest:  # type: ignore[operator]  # whole: an int
         raise InvalidInputError(name, f"give a whole number from {lowest} to {highest:,}")
-
-
-def _word(value: object) -> str:
-    return "none" if value is None else str(value)
 
 
 def _raise_generation(deployment: Deployment, now: datetime, fields: list[str]) -> None:

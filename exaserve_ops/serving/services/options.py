@@ -7,6 +7,7 @@ from typing import Any
 
 from exaserve_ops.inventory.selectors import nodes_in_service
 from exaserve_ops.lib.errors import InvalidInputError
+from exaserve_ops.lib.units import size_text
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE
 from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
 from exaserve_ops.serving.domain.config_fields import find_text_model
@@ -31,6 +32,9 @@ from workers.protocol.engines.tables import (
 BUILT_IN_ENGINES = frozenset({"torch", "simulated", "simulated-node"})
 LEAST_START_SECONDS = 300
 SLOW_READ_BYTES_PER_SECOND = 100 << 20
+LEAST_MEMORY_BYTES = 1 << 20
+_SHRINKING_OPTIONS = frozenset({"quantization", "cpu_offload_gb", "torchao_config"})
+"""Options by which an engine holds less of the weights than their files are."""
 _ENGINE_OPTION_TYPES = (str, int, float, bool)
 
 
@@ -165,3 +169,22 @@ def default_memory_bytes(model: Model, engine: str, *, nodes: int = 1) -> int:
     if not (model.weights_bytes and model.max_context_tokens and isinstance(kv, KvBytes)):
         return 0
     return (model.weights_bytes + 4 * kv.whole.bytes_at(model.max_context_tokens)) * 5 // 4 // nodes
+
+
+def check_memory(
+    memory_bytes: int, model: Model, engine: str, options: Mapping[str, Any], *, nodes: int = 1
+) -> None:
+    """Refuse memory that no replica can start with. 0: it is computed. Raises `InvalidInputError`.
+
+    Half of the weights must fit, each node's part of it: their files may be twice as precise as what runs.
+    Not where the engine is told to store them smaller or elsewhere, or has none.
+    """
+    has_all = not (_SHRINKING_OPTIONS & options.keys() or engine.startswith("simulated"))
+    weights = -(-model.weights_bytes // (2 * nodes)) if has_all else 0
+    least = max(LEAST_MEMORY_BYTES, weights)
+    if 0 < memory_bytes < least:
+        why = f"half of its weights, which take {size_text(model.weights_bytes)}" if weights == least else ""
+        told = f" ({why}{', on each node its part' if nodes > 1 else ''})" if why else ""
+        raise InvalidInputError(
+            "replica_memory_bytes", f"give at least {least:,} bytes{told}, or 0 to have it computed"
+        )

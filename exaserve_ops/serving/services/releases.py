@@ -18,6 +18,7 @@ from exaserve_ops.serving.domain.accelerator_wish import MOST_BYTES
 from exaserve_ops.serving.models import Deployment, Model, Release, Replica
 from exaserve_ops.serving.services.options import (
     check_engine,
+    check_memory,
     check_options,
     check_parts,
     default_memory_bytes,
@@ -83,6 +84,7 @@ def _content_of(deployment: Deployment, wish: ReleaseWish) -> _Content:
     check_parts(engine, options, model)
     if not 0 <= wish.replica_memory_bytes <= MOST_BYTES:
         raise InvalidInputError("replica_memory_bytes", f"give a whole number from 0 to {MOST_BYTES:,}")
+    check_memory(wish.replica_memory_bytes, model, engine, options, nodes=nodes)
     memory_bytes = wish.replica_memory_bytes or deployment.replica_memory_bytes
     if not wish.replica_memory_bytes and model.pk != deployment.model_id:
         # Enough for the old one may be too little for the new one, and the other way round is no harm.
