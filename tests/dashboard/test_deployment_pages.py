@@ -187,22 +187,21 @@ def test_the_name_that_clients_will_ask_for_is_said_before_it_is_made(operator: 
     assert re.search(r"by the model name <b[^>]*>chat-1</b>", named)
 
 
-def test_what_was_asked_for_and_changed_stands_in_the_history_in_words(
-    operator: Client, world: World
-) -> None:
+def test_what_was_asked_for_and_changed_stands_in_the_history_in_words(operator: Client) -> None:
     wish = DeploymentWish(
         name="wide",
         model_id=make_model("wide-model").pk,
         replicas=1,
         engine="torch",
-        engine_options={"pipeline_stages": 2, "prefix_caching": True},
+        engine_options={"pipeline_stages": 2},
         replica_memory_bytes=GIB,
         nodes_per_replica=2,
         accelerator="whole",
     )
     made = create_deployment(wish, actor="test", now=NOW)
     update_deployment(made.pk, {"drain_slow": True}, actor="test", now=NOW)
+    Deployment.objects.filter(pk=made.pk).update(engine_options={"enable_sleep_mode": True})
     page = operator.get(reverse("deployment", args=[made.pk])).content.decode()
     assert "1 replica of wide-model, each on 2 nodes, on whole accelerators" in page
     assert "drain_slow off to on" in page
-    assert re.search(r"<dt>prefix_caching</dt><dd[^>]*>on</dd>", page)
+    assert re.search(r"<dt>enable_sleep_mode</dt><dd[^>]*>on</dd>", page)
