@@ -175,7 +175,7 @@ def test_pages_show_role_slowness_holds_plan_and_losses(browser: Client) -> None
     for word in (">standby<", ">slow<", ">healing waits<", reverse("deployment_plan", args=[deployment.pk])):
         assert word in page, word
     part = browser.get(reverse("deployment_plan", args=[deployment.pk])).content.decode()
-    for word in ("Done for it now", "rack r1", "create"):
+    for word in ("Done for it now", "rack r1", "promote", "it is to serve"):
         assert word in part, word
     one = browser.get(reverse("replica", args=[slow.pk])).content.decode()
     assert "Slower than its peers" in one
