@@ -25,22 +25,25 @@ class HttpEngineProbe:
     def __init__(self, key_of: Callable[[str], bytes | None]) -> None:
         self._key_of = key_of
 
+    def token_of(self, target: Target) -> str | None:
+        """The key to a target's engine. It may be read from the database, which `ask` never needs."""
+        key = self._key_of(target.node_id)
+        return None if key is None else digests.engine_api_key(key, target.replica_id, target.attempt)
+
     def ask(self, target: Target, ask: Ask, *, seconds: float) -> Answer:
         """Send one request and wait for its whole answer. Never raises: what went wrong is in the answer.
 
         `seconds`: longest silence of the engine.
         """
         begun = time.monotonic()
-        key = self._key_of(target.node_id)
-        if key is None:
+        if target.token is None:
             return Answer(0, error="its node is not recorded any more")
         link = http.client.HTTPConnection(target.host, target.port, timeout=CONNECT_SECONDS)
         try:
             link.connect()
             if link.sock is not None:
                 link.sock.settimeout(seconds)
-            token = digests.engine_api_key(key, target.replica_id, target.attempt)
-            headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+            headers = {"Authorization": f"Bearer {target.token}", "Content-Type": "application/json"}
             path = "/v1/chat/completions" if ask.messages else "/v1/completions"
             link.request("POST", path, body=json.dumps(_body(target, ask)), headers=headers)
             reply = link.getresponse()

@@ -7,10 +7,11 @@ is run again. Requests are sent by threads; what is written, this loop writes, u
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 from uuid import UUID
 
@@ -78,6 +79,10 @@ _log = logging.getLogger(__name__)
 class EngineProbe(Protocol):
     """Asks an engine."""
 
+    def token_of(self, target: Target) -> str | None:
+        """The key to a target's engine; `None` where its node is not recorded any more."""
+        ...
+
     def ask(self, target: Target, ask: Ask, *, seconds: float) -> Answer:
         """Send one request and wait for its answer."""
         ...
@@ -95,7 +100,7 @@ class ValidationDriver:
         """Bring every validation on by what is due; one that cannot be read holds up no other."""
         live = live_validations()
         for key in self._runs.keys() - {validation.pk for validation in live}:
-            del self._runs[key]
+            self._drop(key)
         for validation in live:
             try:
                 self._drive(validation)
@@ -111,7 +116,7 @@ class ValidationDriver:
 
     def _drive(self, validation: Validation) -> None:
         if validation.status != RUNNING:
-            self._runs.pop(validation.pk, None)  # somebody ended it: nothing more is asked or launched
+            self._drop(validation.pk)  # somebody ended it: nothing more is asked or launched
         run = self._runs.get(validation.pk)
         if run is not None and (finding := self._advance(run, validation)) is not None:
             self._record(validation, run.position, finding)
@@ -149,9 +154,15 @@ class ValidationDriver:
 
     def _record(self, validation: Validation, position: int, finding: Finding) -> None:
         """Write down how a check ended, whether by itself or by the time that it took."""
-        self._runs.pop(validation.pk, None)
+        self._drop(validation.pk)
         wake_trial(validation)  # first: what is recorded is not looked at again
         record_finding(validation, position, finding, now=clock.now())
+
+    def _drop(self, key: UUID) -> None:
+        """Go on no more with what runs of a validation, if anything does."""
+        run = self._runs.pop(key, None)
+        if run is not None:
+            run.is_over.set()
 
     def _judge(self, validation: Validation, position: int) -> None:
         check = validation.checks.get(position=position)
@@ -213,14 +224,23 @@ class ValidationDriver:
             lost.set_result([Answer(0, error="its replica is gone")] * len(need.asks))
             run.futures = [lost]
             return
+        # Here, since threads that ask would each take a connection to the database for it.
+        target = replace(target, token=self._probe.token_of(target))
         # Threads of its own: shared ones would send fewer at once than the figures are told for.
         lanes = max(1, min(need.at_once, len(need.asks)))
         pool = ThreadPoolExecutor(lanes, thread_name_prefix="validation")
-        run.futures = [pool.submit(self._ask, target, need.asks[lane::lanes]) for lane in range(lanes)]
+        run.futures = [
+            pool.submit(self._ask, target, need.asks[lane::lanes], run.is_over) for lane in range(lanes)
+        ]
         pool.shutdown(wait=False)
 
-    def _ask(self, target: Target, asks: Sequence[Ask]) -> list[Answer]:
-        return [self._probe.ask(target, ask, seconds=SILENCE_SECONDS) for ask in asks]
+    def _ask(self, target: Target, asks: Sequence[Ask], is_over: threading.Event) -> list[Answer]:
+        return [
+            Answer(0, error="its check is over")
+            if is_over.is_set()
+            else self._probe.ask(target, ask, seconds=SILENCE_SECONDS)
+            for ask in asks
+        ]
 
     def _answer(self, run: _Run, validation: Validation, need: Need) -> tuple[bool, Reply]:
         """Whether what is needed is there, and what it is."""
@@ -265,6 +285,8 @@ class _Run:
     futures: list[Future[list[Answer]]] = field(default_factory=list)
     turn: TrialTurn | None = None
     """What the trial is being changed for."""
+    is_over: threading.Event = field(default_factory=threading.Event)
+    """Nobody waits for its answers any more."""
 
 
 def _turn_trial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from django.db import connection
 
 from exaserve_ops.controllers.validations import ValidationDriver
 from exaserve_ops.lib import clock
@@ -58,6 +60,9 @@ class MadeUpProbe:
 
     engine: MadeUpEngine = field(default_factory=lambda: MadeUpEngine(most_context=2048))
     targets: list[Target] = field(default_factory=list)
+
+    def token_of(self, target: Target) -> str | None:
+        return f"key of {target.replica_id}"
 
     def ask(self, target: Target, ask: Ask, *, seconds: float) -> Answer:  # noqa: ARG002 - the port's signature
         if not self.targets or self.targets[-1] != target:
@@ -220,12 +225,41 @@ def test_nothing_is_asked_of_what_was_cancelled(stage: Stage) -> None:
     assert not Replica.objects.exclude(status="stopped").exists()
 
 
+def test_requests_of_a_check_that_is_over_are_not_sent_any_more(stage: Stage) -> None:
+    asked = threading.Event()
+    cancelled = threading.Event()
+    count = itertools.count()
+
+    class Slow(MadeUpProbe):
+        def ask(self, target: Target, ask: Ask, *, seconds: float) -> Answer:
+            if next(count) == 0:
+                asked.set()
+                assert cancelled.wait(timeout=60)
+            return super().ask(target, ask, seconds=seconds)
+
+    stage.driver = ValidationDriver(stage.fleet.leader.state, Slow())
+    validation = stage.ask()
+    stage.until(asked.is_set, "asked", turns=100)
+    cancel_validation(validation.pk, reason="enough", actor="user:test", now=clock.now())
+    stage.driver.step()
+    cancelled.set()
+    stage.end(validation)
+    threads = [one for one in threading.enumerate() if one.name.startswith("validation")]
+    for thread in threads:
+        thread.join(timeout=60)
+    assert next(count) == 1, "of eight prompts one was sent"
+
+
 def test_requests_that_are_to_be_at_once_are_at_once(stage: Stage) -> None:
     most = 128
     meeting = threading.Barrier(most)
 
     class Meeting(MadeUpProbe):
         def ask(self, target: Target, ask: Ask, *, seconds: float) -> Answer:
+            assert target.token == f"key of {target.replica_id}"
+            assert connection.connection is None, (
+                "a thread that asks needs no database, which has few connections"
+            )
             if ask.tokens in together:
                 meeting.wait(timeout=60)  # breaks unless so many are asked at the same time
             return super().ask(target, ask, seconds=seconds)

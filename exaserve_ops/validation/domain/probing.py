@@ -16,6 +16,8 @@ class Target:
     attempt: int
     model: str
     """The name that its engine goes by."""
+    token: str | None = None
+    """Its engine's key; `None`: its node is not recorded any more."""
 
 
 def read_address(address: str) -> tuple[str, int]:
