@@ -104,6 +104,15 @@ def test_form_makes_a_deployment_of_several_nodes_and_shows_the_refusal_beside_t
     refused = operator.post(reverse("deployment_new"), form)
     assert refused.status_code == 422
     assert "pipeline_stages 2 need 2 accelerators" in refused.content.decode()
+    deep = {"engine_options": "pipeline_stages = 5", "nodes_per_replica": 5}
+    too_deep = operator.post(reverse("deployment_new"), form | deep)
+    assert too_deep.status_code == 422
+    assert "tiny has 2 layers, and each stage needs one: give at most 2" in too_deep.content.decode()
+    Node.objects.update(engines=["torch", "vllm"])
+    uneven = {"engine": "vllm", "engine_options": "tensor_parallel_size = 3"}
+    refused = operator.post(reverse("deployment_new"), form | uneven)
+    assert refused.status_code == 422
+    assert "which 3 ranks cannot share evenly: give 1, 2 or 4" in refused.content.decode()
     planned = operator.post(reverse("deployment_new"), form | {"nodes_per_replica": 2}).content.decode()
     assert "on a, b" in planned
     assert "all 2 nodes in one rack of supernode s7" in planned

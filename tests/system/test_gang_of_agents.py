@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from exaserve_ops.adapters.live_store import RedisLiveReader
 from exaserve_ops.lib import clock
+from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.models import Model, Replica
+from exaserve_ops.serving.selectors.logs import LOG_HINT
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment, delete_deployment
 from tests.fakes.control_plane import ControlPlane
 from tests.fakes.fleet import GIB
@@ -58,7 +61,15 @@ def status() -> tuple[str, int, str]:
     return ("", 0, "") if replica is None else (replica.status, replica.gang_epoch, replica.reason)
 
 
-def test_two_agents_run_one_replica_through_the_death_of_a_member(agents: list[RealAgent]) -> None:
+def has_log(reader: RedisLiveReader, replica: Replica, number: int) -> bool:
+    """Whether the agent of a member has sent something of its log; asked again until it has."""
+    ring(LOG_HINT, f"{replica.pk}/{number}")
+    return bool(reader.read_log(str(replica.pk), number, "0", 10))
+
+
+def test_two_agents_run_one_replica_through_the_death_of_a_member(
+    agents: list[RealAgent], store: Valkey
+) -> None:
     for agent in agents:
         wait_for(lambda agent=agent: "simulated" in agent.row().engines, "the introduction", seconds=60)
     model = Model.objects.create(name="wide-model", digest="d", source="file:///tmp")
@@ -70,12 +81,17 @@ def test_two_agents_run_one_replica_through_the_death_of_a_member(agents: list[R
     wait_for(lambda: status()[:2] == ("ready", 1), f"all members: {status}", seconds=90)
     replica = Replica.objects.get()
     assert all(agent.runs(str(replica.pk)) for agent in agents)
+    reader = RedisLiveReader(f"unix://{store.socket}")
+    for number in (0, 1):
+        wait_for(lambda number=number: has_log(reader, replica, number), f"the log of {number}", seconds=60)
     other = replica.members.get(number=1)
     assert other.pid is not None
     os.kill(other.pid, signal.SIGKILL)
     wait_for(lambda: status()[1] == 2, "the next start", seconds=60)
     wait_for(lambda: status()[:2] == ("ready", 2), "all members again", seconds=90)
     assert {agent.attempts()[str(replica.pk)] for agent in agents} == {2}
+    ended = replica.members.get(number=1)
+    assert (ended.exit_attempt, ended.exit_signal) == (1, signal.SIGKILL)
     delete_deployment(deployment.pk, actor="user:test", now=clock.now())
     wait_for(lambda: Replica.objects.get().status == "stopped", "the end", seconds=90)
     assert not any(agent.runs(str(replica.pk)) for agent in agents)
