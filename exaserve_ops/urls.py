@@ -7,6 +7,7 @@ from django.urls import include, path, re_path
 
 from exaserve_ops.dashboard.views.addresses import favicon, without_slash
 
+handler400 = "exaserve_ops.api.errors.bad_request"
 handler500 = "exaserve_ops.api.errors.server_error"
 
 urlpatterns = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from django.core.exceptions import ObjectDoesNotExist
+from django.conf import settings
+from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
 from django.db import IntegrityError, OperationalError
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views import defaults
@@ -82,6 +83,18 @@ def server_error(request: HttpRequest) -> HttpResponse:
     if request.path.startswith(_REST_PATH):
         return JsonResponse({"error": _INTERNAL}, status=status.HTTP_500_INTERNAL_SERVER_ERROR)
     return defaults.server_error(request)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    """Answer a request that cannot even be read: REST in its common shape, people with a page."""
+    if not request.path.startswith(_REST_PATH):
+        return defaults.bad_request(request, exception)
+    if isinstance(exception, RequestDataTooBig):
+        most = f"{settings.DATA_UPLOAD_MAX_MEMORY_SIZE:,}"
+        error = {"code": "too_large", "message": f"The body is larger than {most} bytes: send less at once."}
+        return JsonResponse({"error": error}, status=status.HTTP_413_REQUEST_ENTITY_TOO_LARGE)
+    error = {"code": "invalid", "message": "This request cannot be read."}
+    return JsonResponse({"error": error}, status=status.HTTP_400_BAD_REQUEST)
 
 
 def refusal(status_code: int, code: str, message: str) -> Response:

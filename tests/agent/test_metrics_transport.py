@@ -6,7 +6,7 @@ import gzip
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -167,6 +167,52 @@ def test_replica_without_metrics_is_ready_and_its_load_unknown() -> None:
             state = advance(ProbeState(), scraper._ask(watched), now=1.0, window_seconds=10.0)
     assert (state.probe, state.samples, state.active_requests) == (Probe.READY, (), None)
     assert state.note == "metrics disabled (404)"
+
+
+@pytest.mark.parametrize("metrics_only", [False, True])
+def test_an_answer_that_never_ends_is_late_and_holds_nobody(
+    *, metrics_only: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scraper, "_WHOLE_SECONDS", 0.2)
+    listener = socket.create_server(("127.0.0.1", 0))
+    done = threading.Event()
+
+    def drip() -> None:
+        connection, _ = listener.accept()
+        with closing(connection), suppress(OSError):
+            connection.sendall(answer(b"", length=10_000_000))
+            while not done.wait(0.02):
+                connection.sendall(b"#")
+
+    threading.Thread(target=drip, daemon=True).start()
+    host, port = listener.getsockname()
+    with engine(b"") as target, closing(listener):
+        watched = scraper._begin(replace(target, host=host, port=port))
+        watched.owned = True
+        with watched.pool:
+            if metrics_only:
+                found = scraper.scrape(watched.pool, target.adapter)
+                assert found == (None, "busy: metrics answered late")
+            else:
+                assert scraper._ask(watched).answer is Answer.TIMEOUT
+    done.set()
+
+
+@pytest.mark.parametrize(
+    ("body", "note"),
+    [
+        (b'{"status": "loading", "progress": 0.47}', "loading, 40 %"),
+        (b'{"status": "loading", "progress": 1}', "loading, 100 %"),
+        (b'{"status": "loading", "progress": 1e999}', "loading"),
+        (b'{"status": "loading", "progress": NaN}', "loading"),
+        (b'{"status": "loading", "progress": -3}', "loading"),
+        (b'{"status": ["loading"]}', "status 503"),
+        (b"[" * 100_000, "status 503"),
+        (b"9" * 5000, "status 503"),
+    ],
+)
+def test_whatever_an_engine_says_while_it_starts_is_told_or_left_out(body: bytes, note: str) -> None:
+    assert scraper._told(503, body) == note
 
 
 def test_health_that_breaks_off_is_no_success() -> None:

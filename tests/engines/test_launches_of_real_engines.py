@@ -135,6 +135,35 @@ def test_what_an_engine_could_not_start_with_is_refused_with_what_to_say_instead
         adapter.build_launch(options, context)
 
 
+CODE_FLAGS = [(engine, flag) for engine in ("vllm", "sglang") for flag in TABLES[engine].code_flags]
+LOADED = ("NCCL_NET_PLUGIN", "OMP_TOOL_LIBRARIES", "TRITON_PTXAS_PATH", "FLASHINFER_NVCC", "NIXL_PLUGIN_DIR")
+
+
+@pytest.mark.parametrize(("engine", "flag"), CODE_FLAGS)
+def test_no_extra_argument_runs_code_that_is_no_part_of_the_engine(engine: str, flag: str) -> None:
+    for text in (f"{flag} x", f"{flag}=x", f"{flag[:-2]} x", flag.replace("-", "_").replace("__", "--", 1)):
+        with pytest.raises(EngineOptionError, match=r"may not hold .*would run code"):
+            ADAPTERS[engine].check_options({"extra_arguments": text})
+
+
+@pytest.mark.parametrize("name", [*LOADED, "VLLM_NCCL_SO_PATH", "VLLM_LOGGING_CONFIG_PATH"])
+def test_no_variable_loads_a_file_as_code(name: str) -> None:
+    with pytest.raises(EngineOptionError, match=f"may not hold {name}: it would run code"):
+        VLLM.check_options({"environment": f"{name}=/tmp/x.so"})
+    VLLM.check_options({"environment": f"{name}=none MOONCAKE_CONFIG_PATH=/etc/m.json"})
+
+
+def test_options_are_told_from_flags_that_begin_like_them() -> None:
+    for flag, name in (
+        ("--reasoning-parser x", "reasoning_parser"),
+        ("--tool-call-parser x", "tool_call_parser"),
+    ):
+        with pytest.raises(EngineOptionError, match=f"say {name} = "):
+            VLLM.check_options({"extra_arguments": flag})
+    with pytest.raises(EngineOptionError, match="VLLM_MODEL_REDIRECT_PATH: the agent sets it"):
+        VLLM.check_options({"environment": "VLLM_MODEL_REDIRECT_PATH=/m"})
+
+
 def test_ranks_of_four_nodes_with_eight_cards_each_meet_at_one_place() -> None:
     options = {"tensor_parallel_size": 8, "pipeline_parallel_size": 4, "max_model_len": 1_000_000}
     base = replace(

@@ -103,7 +103,7 @@ def test_every_choice_of_the_table_is_one_of_the_engines(engine: str, answers: d
 
 
 def flags_of(table: EngineTable, version: tuple[int, ...]) -> set[str]:
-    flags = set(table.agents_flags)
+    flags = {*table.agents_flags, *table.code_flags}
     for option in table.options:
         if option.built or option.objection(version):
             continue

@@ -27,6 +27,8 @@ _CONNECT_SECONDS = 1.0
 _READ_SECONDS = 2.0
 _PATIENT_SECONDS = 8.0
 """For the counters of an engine whose health came late: do tokens flow nevertheless?"""
+_WHOLE_SECONDS = 10.0
+"""For all of an answer, which may come byte by byte, each of them in time."""
 _MAX_PAGE_BYTES = 8 * 1024 * 1024
 _PART_BYTES = 128 * 1024
 _LOG_BYTES = 1024 * 1024
@@ -250,14 +252,16 @@ def _told(status: int, page: bytes) -> str:
     """What an engine says of itself while it is not ready: `loading, 40 %`; the status if nothing."""
     try:
         body = json.loads(page)
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"status {status}"
-    if not isinstance(body, dict) or not isinstance(body.get("status"), str):
+    told = body.get("status") if isinstance(body, dict) else None
+    if not isinstance(told, str):
         return f"status {status}"
     progress = body.get("progress")
+    if not isinstance(progress, int | float) or not 0 <= progress <= 1:
+        return told[:40]
     # In steps of ten: each change of this text is written down.
-    done = f", {int(progress * 10) * 10} %" if isinstance(progress, int | float) else ""
-    return f"{body['status'][:40]}{done}"
+    return f"{told[:40]}, {int(progress * 10) * 10} %"
 
 
 def _scrape(watched: _Watched, *, timeout: urllib3.Timeout | None = None) -> tuple[EngineSample | None, str]:
@@ -313,7 +317,11 @@ class _Answered:
 
 
 def _get(pool: urllib3.HTTPConnectionPool, path: str, *, timeout: urllib3.Timeout | None = None) -> _Answered:
-    """Ask for a path; whatever codings the answer has are undone. Reads a part more than a page may have."""
+    """Ask for a path; whatever codings the answer has are undone. Reads a part more than a page may have.
+
+    Raises `urllib3.exceptions.HTTPError`; a `ReadTimeoutError` also for an answer that goes on too long.
+    """
+    ends_at = time.monotonic() + _WHOLE_SECONDS
     response = pool.urlopen(
         "GET", path, preload_content=False, redirect=False, timeout=timeout or pool.timeout
     )
@@ -322,6 +330,9 @@ def _get(pool: urllib3.HTTPConnectionPool, path: str, *, timeout: urllib3.Timeou
     try:
         while len(body) <= _MAX_PAGE_BYTES and (part := response.read1(_PART_BYTES)):
             body += part
+            if time.monotonic() > ends_at:
+                response.close()
+                raise urllib3.exceptions.ReadTimeoutError(pool, path, f"not whole in {_WHOLE_SECONDS:g} s")
         if len(body) > _MAX_PAGE_BYTES:
             response.close()  # what is left unread must not be taken for the next answer
     except (urllib3.exceptions.ProtocolError, urllib3.exceptions.DecodeError):

@@ -20,6 +20,11 @@ ENVIRONMENT = "environment"
 _SHORT = len("-n")
 _NUMBERS = re.compile(r"\d+")
 _NAME = re.compile(r"^[A-Z][A-Z0-9_]{0,127}$")
+_NAMES_CODE = re.compile(
+    r"(?:_PLUGINS?|_PLUGIN_DIR|_PLUGIN_PATH|_MODULE_DIR|_SO_PATH|_LIBRARIES|_PTXAS\w*_PATH|_NVCC|_EXTENSIONS_DIR"
+    r"|_FRONTEND_PATH|_LOGGING_CONFIG_PATH)$"
+)
+"""Variables of engines and their libraries by which a file is loaded or run."""
 NEWEST: Version = ()
 """A version that nobody knows: the newest rows count."""
 
@@ -86,6 +91,8 @@ class EngineTable:
     options: tuple[EngineOption, ...]
     agents_flags: tuple[str, ...]
     """What the agent passes itself, or what would take an engine out of its hands."""
+    code_flags: tuple[str, ...] = ()
+    """What has an engine run code that is no part of it, whatever its node's operator allows."""
     newest: Version = ()
     """The newest version that the table was compared with; empty: it comes with this product."""
     environment_prefixes: tuple[str, ...] = ()
@@ -185,9 +192,11 @@ def extra_objection(table: EngineTable, flag: str) -> str:
     if any(_means(wanted, own) for own in table.agents_flags):
         return f"{EXTRA_ARGUMENTS} may not hold {flag}: the agent decides that"
     typed = table.find_flag(wanted) if table.environment_prefixes else None
-    if typed is None:
-        return ""
-    return f"{EXTRA_ARGUMENTS} holds {flag}, which is an option of its own: say {typed.name} = … instead"
+    if typed is not None:
+        return f"{EXTRA_ARGUMENTS} holds {flag}, which is an option of its own: say {typed.name} = … instead"
+    if any(_means(wanted, own) for own in table.code_flags):
+        return f"{EXTRA_ARGUMENTS} may not hold {flag}: it would run code that is no part of the engine"
+    return ""
 
 
 def _means(flag: str, own: str) -> bool:
@@ -220,6 +229,8 @@ def environment_objection(table: EngineTable, name: str, value: str) -> str:
         return "no secrets here, options are shown; an engine gets its key from its agent"
     if name in table.agents_environment:
         return "the agent sets it"
+    if "/" in value and _NAMES_CODE.search(name):
+        return "it would run code that is no part of the engine"
     if not name.startswith(table.environment_prefixes):
         return f"only names that begin with {', '.join(table.environment_prefixes)}"
     return ""

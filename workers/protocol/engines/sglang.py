@@ -301,6 +301,8 @@ TABLE = EngineTable(
         *("--disaggregation-mode", "--disaggregation-bootstrap-port", "--enable-ssl-refresh"),
         *("--smg-http-sidecar-port", "--log-requests", "--load-publish-endpoint"),
     ),
+    # By the first, whoever asks sends code along.
+    code_flags=("--enable-custom-logit-processor", "--custom-weight-loader", "--forward-hooks"),
     environment_prefixes=(
         *(
             "SGLANG_",

@@ -351,6 +351,10 @@ TABLE = EngineTable(
         *("--api-server-count", "-asc", "--disable-log-stats", "--kv-transfer-config", "--kv-events-config"),
         *("--enable-log-outputs", "--allowed-local-media-path"),
     ),
+    code_flags=(
+        *("--tool-parser-plugin", "--reasoning-parser-plugin", "--io-processor-plugin"),
+        *("--logits-processors", "--worker-cls", "--worker-extension-cls", "--scheduler-cls"),
+    ),
     environment_prefixes=(
         *(
             "VLLM_",
@@ -371,6 +375,7 @@ TABLE = EngineTable(
         *("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT", "VLLM_CPU_KVCACHE_SPACE"),
         *("VLLM_CACHE_ROOT", "VLLM_CONFIG_ROOT", "VLLM_RPC_BASE_PATH", "VLLM_PLUGINS"),
         *("VLLM_ALLOW_INSECURE_SERIALIZATION", "VLLM_ALLOW_RUNTIME_LORA_UPDATING"),
+        "VLLM_MODEL_REDIRECT_PATH",
     ),
 )
 
