@@ -164,6 +164,45 @@ def test_session_that_moved_moves_on_before_its_next_turn(pair: House) -> None:
     assert cached(pair.turn("third", {"messages": SECOND})) >= words_of(STORY, ANSWER)
 
 
+def test_session_that_comes_back_moves_on_with_what_was_said_elsewhere(house: House) -> None:
+    """Nobody told the first one to forget it: what that one has kept is the older half."""
+    for name in ("here", "there", "far"):
+        house.start(name)
+    house.turn("here", {"messages": FIRST})
+    house.move("here", "there")
+    house.turn("there", {"messages": SECOND})
+    house.move("there", "here")
+    assert house.move("here", "far")[0] == 200
+    third = [*SECOND, {"role": "assistant", "content": ANSWER}, {"role": "user", "content": "go on"}]
+    assert cached(house.turn("far", {"messages": third})) >= words_of(STORY, ANSWER, "and then", ANSWER)
+
+
+def test_number_of_a_turn_says_whether_one_began_though_the_session_was_dropped_between() -> None:
+    kept = KeptTurns(most_bytes=2000)
+    kept.end(kept.begin("a", CHAT, b"{}"), was_served=True, is_whole=True)
+    before = kept.newest("a")
+    kept.end(kept.begin("b", CHAT, b"x" * 2000), was_served=True, is_whole=True)
+    assert (kept.newest("a"), kept.last("a")) == (0, None)
+    kept.end(kept.begin("a", CHAT, b"{}"), was_served=True, is_whole=True)
+    assert kept.newest("a") not in {before, 0}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_completion_of_tokens_goes_along_with_those_that_it_gave(stream: bool) -> None:
+    """As a stream that another replica goes on with."""
+    kept = KeptTurns()
+    turn = kept.begin("s", TEXT, b'{"prompt": [5, 6], "max_tokens": 9}')
+    choices = [{"index": 0, "text": "a", "token_ids": [7]}, {"index": 0, "text": "b", "token_ids": [8, 9]}]
+    if stream:
+        told = b"".join(b"data: " + json.dumps({"choices": [one]}).encode() + b"\n\n" for one in choices)
+        kept.add(turn, told + b"data: [DONE]\n\n")
+    else:
+        choice = {"index": 0, "text": "ab", "token_ids": [7, 8, 9]}
+        kept.add(turn, json.dumps({"choices": [choice]}).encode())
+    kept.end(turn, was_served=True, is_whole=True)
+    assert request_again(turn)["prompt"] == [5, 6, 7, 8, 9]
+
+
 def test_turn_that_runs_is_never_moved_and_one_that_begins_is_told(pair: House) -> None:
     here, there = pair.engines["here"], pair.engines["there"]
     pair.turn("here", {"messages": FIRST})

@@ -67,14 +67,14 @@ class SessionMoves:
         row = self._attempt(command.replica_id, command.attempt)
         if isinstance(row, str):
             return row
-        return self._submit(command.command_id, lambda: self._send(row, command))
+        return self._submit(command.command_id, lambda: self._send(command))
 
     def let_go(self, command: v1.LetSessionGo) -> str:
         """Begin to free what a replica has of a session. Returns why not, or nothing."""
         row = self._attempt(command.replica_id, command.attempt)
         if isinstance(row, str):
             return row
-        return self._submit(command.command_id, lambda: self._free(row, command))
+        return self._submit(command.command_id, lambda: self._free(command))
 
     def _attempt(self, replica_id: str, attempt: int) -> AttemptRow | str:
         found = next((row for row in self._attempts() if row.key == (replica_id, attempt)), None)
@@ -108,7 +108,7 @@ class SessionMoves:
             with self._lock:
                 self._under_way -= 1
 
-    def _send(self, row: AttemptRow, command: v1.MoveSession) -> None:
+    def _send(self, command: v1.MoveSession) -> None:
         began = time.monotonic()
         wish = {
             "session_id": command.session_id,
@@ -119,13 +119,22 @@ class SessionMoves:
             **({"way": command.way} if command.way else {}),
         }
         seconds = min(max(command.deadline_seconds, 1.0), _MOST_SECONDS)
+        row = self._attempt(command.replica_id, command.attempt)  # it may have ended while this waited
         try:
-            status, told = self._ask(row, "POST", "/kv/moves", seconds, wish)
+            status, told = (
+                (0, _error(ENGINE_UNREACHABLE, row))
+                if isinstance(row, str)
+                else self._ask(row, "POST", "/kv/moves", seconds, wish)
+            )
         except urllib3.exceptions.HTTPError as error:
             status, told = 0, _error(ENGINE_UNREACHABLE, str(error))
         self._report(_result(self._node_id, command.command_id, status, told, time.monotonic() - began))
 
-    def _free(self, row: AttemptRow, command: v1.LetSessionGo) -> None:
+    def _free(self, command: v1.LetSessionGo) -> None:
+        row = self._attempt(command.replica_id, command.attempt)  # it may have ended while this waited
+        if isinstance(row, str):
+            logger.info("event=session_not_let_go replica=%s error=%s", command.replica_id, row)
+            return
         path = f"/kv/sessions/{quote(command.session_id, safe='')}"
         try:
             status, _ = self._ask(row, "DELETE", path, _LET_GO_SECONDS)

@@ -206,7 +206,7 @@ class SessionMoves:
             self._moving.discard(session_id)
 
     async def _send(self, scope: Scope, session_id: str, order: dict[str, Any]) -> dict[str, Any]:
-        turn, begun = self._quiet(session_id)
+        turn, newest = self._quiet(session_id)
         target = Target(order["target"], bytes.fromhex(order["transfer_id"]), bytes.fromhex(order["key"]))
         asked = await asyncio.to_thread(request_again, turn)
         can = {self._moves, (await target.ask("POST", {}, _ANSWER_SECONDS)).get("moves")}
@@ -215,18 +215,19 @@ class SessionMoves:
         message = {"session_id": session_id, "path": turn.path, "request": asked, "kv": exported}
         told = await target.ask("PUT", message, _MOVE_SECONDS)
         now = self._kept
-        turn_began = bool(now.open_turns(session_id)) or now.begun(session_id) != begun
+        # What was dropped to make room meanwhile had no turn running, and none has begun since.
+        turn_began = bool(now.open_turns(session_id)) or now.newest(session_id) not in {newest, 0}
         blocks = len(_flat(exported.get("remote_block_ids"))) if exported else 0
         return told | {"blocks": blocks, "sent_blocks": blocks, "turn_began": turn_began}
 
     def _quiet(self, session_id: str) -> tuple[Turn, int]:
-        """Its last turn, while none runs, and how many have begun."""
+        """Its last turn, while none runs, and the number of the one that began last."""
         if self._kept.open_turns(session_id):
             raise MoveError(409, "turn_runs", "A turn of this session is running.")
         turn = self._kept.last(session_id)
         if turn is None:
             raise MoveError(404, "session_unknown", "This engine has nothing of this session.")
-        return turn, self._kept.begun(session_id)
+        return turn, self._kept.newest(session_id)
 
     async def _export(self, scope: Scope, turn: Turn, asked: dict[str, Any]) -> dict[str, Any] | None:
         """Have the engine hold the turn's KV for somebody to fetch; `None` where it would not."""
@@ -252,7 +253,7 @@ class SessionMoves:
             raise MoveError(400, "bad_request", "This is no turn of a session.")
         asked = only_prompt(message["request"])
         kv = message.get("kv") if self._moves == EXPORT_IMPORT else None
-        began = time.monotonic()
+        began, newest = time.monotonic(), self._kept.newest(session_id)
         why, sent_bytes, answer = "", 0, None
         if kv is not None:
             try:
@@ -266,7 +267,7 @@ class SessionMoves:
         if answer is None:
             answer = await self._compute(scope, path, asked, began + _TAKE_SECONDS - time.monotonic())
         body = json.dumps({name: asked[name] for name in asked if name != "max_tokens"}).encode()
-        self._kept.adopt(session_id, path, body)
+        self._kept.adopt(session_id, path, body, newest=newest)
         usage = answer.get("usage") or {}
         return {
             "target_tokens": int(usage.get("prompt_tokens") or 0),

@@ -50,7 +50,8 @@ class Turn:
 class _Session:
     last: Turn | None = None
     open_turns: int = 0
-    begun: int = 0
+    newest: int = 0
+    """Number of the turn that began last; 0: none has here."""
 
 
 class KeptTurns:
@@ -60,6 +61,8 @@ class KeptTurns:
         self._most_bytes = most_bytes
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._used_bytes = 0
+        self._begun = 0
+        """Of all sessions, so that no number comes twice, not even where a session was dropped between."""
 
     @property
     def used_bytes(self) -> int:
@@ -74,7 +77,8 @@ class KeptTurns:
             self._used_bytes += _SESSION_BYTES
         self._sessions.move_to_end(session_id)
         session.open_turns += 1
-        session.begun += 1
+        self._begun += 1
+        session.newest = self._begun
         return Turn(session_id, path, body)
 
     def add(self, turn: Turn, piece: bytes) -> None:
@@ -98,10 +102,13 @@ class KeptTurns:
             self.drop(turn.session_id)
         self._make_room()
 
-    def adopt(self, session_id: str, path: str, body: bytes) -> None:
-        """Take a session over from another engine, unless it has had a turn here meanwhile."""
+    def adopt(self, session_id: str, path: str, body: bytes, *, newest: int = 0) -> None:
+        """Take a session over from another engine, unless one has begun here after the turn `newest`.
+
+        What is kept of it from before it went there is older than what comes back.
+        """
         session = self._sessions.setdefault(session_id, _Session())
-        if session.begun:
+        if session.newest != newest or session.open_turns:
             return
         if session.last is None:
             self._used_bytes += _SESSION_BYTES
@@ -119,10 +126,10 @@ class KeptTurns:
         session = self._sessions.get(session_id)
         return session.open_turns if session is not None else 0
 
-    def begun(self, session_id: str) -> int:
-        """Turns of it that have begun here."""
+    def newest(self, session_id: str) -> int:
+        """Number of the turn of it that began last; 0 where nothing is known of one."""
         session = self._sessions.get(session_id)
-        return session.begun if session is not None else 0
+        return session.newest if session is not None else 0
 
     def drop(self, session_id: str) -> bool:
         """Forget a session of which no turn runs; says whether there was one."""
@@ -161,8 +168,10 @@ def request_again(turn: Turn) -> dict[str, Any]:
             raise NothingToMoveError("its last request has no messages")
         request["messages"] = [*request["messages"], *([said] if said else [])]
     elif isinstance(request.get("prompt"), str):
-        request["prompt"] += said.get("text", "") if said else ""
-    elif not _is_token_ids(request.get("prompt")):
+        request["prompt"] += said.get("text", "")
+    elif _is_token_ids(request.get("prompt")):
+        request["prompt"] += said.get("token_ids", [])
+    else:
         raise NothingToMoveError("its last request has several prompts or none")
     return request | {"max_tokens": 1, "temperature": 0.0, "stream": False}
 
@@ -208,7 +217,7 @@ def _answer(told: bytes, *, is_chat: bool) -> dict[str, Any]:
             return _streamed(told, is_chat=is_chat)
         (choice,) = json.loads(told)["choices"]
         if not is_chat:
-            return {"text": choice["text"]}
+            return {"text": choice["text"], "token_ids": choice.get("token_ids") or []}
         message = choice["message"]
         calls = message.get("tool_calls")
         return {"role": "assistant", "content": message.get("content")} | (
@@ -221,6 +230,7 @@ def _answer(told: bytes, *, is_chat: bool) -> dict[str, Any]:
 def _streamed(told: bytes, *, is_chat: bool) -> dict[str, Any]:
     """The same of a stream. Tool calls come in parts there, and the request alone is moved then."""
     pieces: list[str] = []
+    token_ids: list[int] = []
     for line in told.splitlines():
         if not line.startswith(b"data:") or line.endswith(b"[DONE]"):
             continue
@@ -229,5 +239,6 @@ def _streamed(told: bytes, *, is_chat: bool) -> dict[str, Any]:
             if choice.get("index") or part.get("tool_calls"):
                 return {}
             pieces.append(part.get("content" if is_chat else "text") or "")
+            token_ids += choice.get("token_ids") or ()
     text = "".join(pieces)
-    return {"role": "assistant", "content": text} if is_chat else {"text": text}
+    return {"role": "assistant", "content": text} if is_chat else {"text": text, "token_ids": token_ids}
