@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -26,11 +27,11 @@ async def asking(gateway: Gateway, count: int) -> AsyncIterator[list[asyncio.Tas
     await asyncio.gather(*tasks)
 
 
-async def declared(world: World, **settings: float) -> Gateway:
+async def declared(world: World, **settings: Any) -> Gateway:
     """A gateway that waits for nothing but what is on its way."""
     world.writer.write_models(MODELS)
     world.writer.write_coming(frozenset({"m"}))
-    gateway = await world.gateway(wait_seconds=0.1, **settings)
+    gateway = await world.gateway(wait_seconds=0.1, **{"first_replica_seconds": 100.0} | settings)
     await eventually(lambda: gateway.shared.fleet.is_coming("m"))
     return gateway
 
@@ -74,7 +75,6 @@ async def test_those_who_wait_for_long_leave_half_of_the_room_to_others(world: W
 async def test_gateway_that_begins_refuses_nobody_for_want_of_a_table(world: World) -> None:
     """It does not listen before: connections go to others of its port, or are tried again."""
     engine = await world.engine(replies(CHAT))
-    await world.gateway()  # its connections are known, so that another one's can be told
     world.redis.flushall()
     known = len(world.redis.client_list())
 
