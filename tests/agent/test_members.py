@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -10,15 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.node import make_spec
+from tests.fakes.planned_replica import PlannedReplica
 from workers.agent.facts import (
-    Action,
     AttemptFacts,
     BeginDrain,
     CheckModel,
     Close,
-    Decision,
     Ending,
-    Kill,
     Launch,
     ModelCheck,
     Policy,
@@ -31,7 +30,6 @@ from workers.protocol.observed import ObservedState
 from workers.protocol.wish import GangMember, ReplicaSpec, WantedState
 
 POLICY = Policy(crash_limit=4, stop_grace_seconds=3.0, head_away_seconds=20.0)
-STEP = 0.5
 HEAD = GangMember(number=0, count=2, epoch=1, hosts=("10.0.0.1", "10.0.0.2"))
 FOLLOWER = GangMember(number=1, count=2, epoch=1, hosts=("10.0.0.1", "10.0.0.2"))
 
@@ -44,113 +42,33 @@ def told(epoch: int = 1) -> GangMember:
 
 
 @dataclass
-class Process:
-    epoch: int
-    dying_at: float | None = None
-
-
-@dataclass
-class MemberWorld:
+class MemberWorld(PlannedReplica):
     """One member on its node, and its head or what answers HTTP, which is as `head` says."""
 
-    spec: ReplicaSpec | None
-    now: float = 100.0
+    policy: Policy = POLICY
+    facts: ReplicaFacts = field(default_factory=lambda: ReplicaFacts("r", None, model=ModelCheck.GOOD))
     head: Probe = Probe.READY
     still_seconds: float = 0.0
-    obeys_term: bool = True
-    dies_by_kill: bool = True
-    facts: ReplicaFacts = field(default_factory=lambda: ReplicaFacts("r", None, model=ModelCheck.GOOD))
-    live: list[Process] = field(default_factory=list)
     launched_epochs: list[int] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
-    actions: list[Action] = field(default_factory=list)
-
-    def tick(self) -> Decision:
-        self.now += STEP
-        self.live = [p for p in self.live if p.dying_at is None or p.dying_at > self.now]
-        (decision,) = plan([self._observed()], wish_known=True, now=self.now, policy=POLICY)
-        for action in decision.actions:
-            self.actions.append(action)
-            self._carry_out(action)
-        assert len(self.live) <= 1, "processes of two starts at once"
-        return decision
-
-    def run(self, seconds: float) -> Decision:
-        decision = self.tick()
-        for _ in range(int(seconds / STEP)):
-            decision = self.tick()
-        return decision
 
     def wish(self, member: GangMember, wanted: WantedState = WantedState.RUN, **changes: object) -> None:
         self.spec = make_spec("r", member=member, wanted=wanted, **changes)
 
-    def _observed(self) -> ReplicaFacts:
-        attempt = self.facts.attempt
-        if attempt is not None:
-            ready_at = attempt.ready_at_seconds
-            if ready_at is None and self.head is Probe.READY and self.live:
-                ready_at = self.now
-            attempt = replace(
-                attempt,
-                pids=tuple(p.epoch for p in self.live),
-                probe=self.head,
-                probe_reason="" if self.head is Probe.READY else "health: connection refused",
-                ready_at_seconds=ready_at,
-                still_seconds=self.still_seconds,
-                exit_text="exit code 1 after 2.0 s",
-                idle_scrapes=2 if attempt.drain_since_seconds is not None else 0,
-            )
-        self.facts = replace(self.facts, spec=self.spec, attempt=attempt)
-        return self.facts
+    def seen(self, attempt: AttemptFacts) -> dict[str, Any]:
+        ready = self.head is Probe.READY and bool(self.live)
+        since = attempt.ready_at_seconds
+        return {
+            "probe": self.head,
+            "probe_reason": "" if self.head is Probe.READY else "health: connection refused",
+            "ready_at_seconds": self.now if ready and since is None else since,
+            "still_seconds": self.still_seconds,
+            "exit_text": "exit code 1 after 2.0 s",
+        }
 
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case CheckModel():
-                self.facts = replace(self.facts, model=ModelCheck.GOOD)
-            case Launch():
-                self._launch(action)
-            case BeginDrain():
-                self._mark(drain_since_seconds=self.now)
-            case Terminate():
-                self._mark(
-                    term_sent_at_seconds=self.now,
-                    stop_reason=action.why,
-                    stop_blames_engine=action.blames_engine,
-                )
-                for process in self.live if self.obeys_term else ():
-                    process.dying_at = self.now + STEP
-            case Kill():
-                self._mark(kill_sent_at_seconds=self.now)
-                self.live = [] if self.dies_by_kill else self.live
-            case Close():
-                assert not self.live
-                self.endings.append(action.ending)
-                self.facts = replace(
-                    self.facts,
-                    attempt=None,
-                    crashes=action.crashes,
-                    last_ended_at_seconds=self.now,
-                    last_exit_text=action.why,
-                )
-
-    def _mark(self, **changes: object) -> None:
-        assert self.facts.attempt is not None
-        self.facts = replace(self.facts, attempt=replace(self.facts.attempt, **changes))
-
-    def _launch(self, action: Launch) -> None:
-        assert self.spec is not None
-        assert self.spec.member is not None
-        assert not self.live
-        epoch = self.spec.member.epoch
-        self.launched_epochs.append(epoch)
-        self.live.append(Process(epoch))
-        self.facts = replace(
-            self.facts,
-            generation=self.spec.generation,
-            last_attempt=action.attempt,
-            epoch=epoch,
-            attempt=AttemptFacts(action.attempt, launch_digest(self.spec), self.now, (epoch,), epoch=epoch),
-        )
+    def launch(self, action: Launch, spec: ReplicaSpec) -> ReplicaFacts:  # noqa: ARG002 - the base's signature
+        assert spec.member is not None
+        self.launched_epochs.append(spec.member.epoch)
+        return replace(self.facts, epoch=spec.member.epoch)
 
 
 def started(member: GangMember, **changes: object) -> MemberWorld:
@@ -240,7 +158,7 @@ def test_an_earlier_start_makes_way_at_once_and_whole_before_the_next_begins(mem
     assert [type(action) for action in world.actions] == [Terminate]  # no drain
     world.run(POLICY.stop_grace_seconds - 1.5)
     assert world.launched_epochs == [1]
-    assert [process.epoch for process in world.live] == [1]
+    assert [process.number for process in world.live] == [1]
     assert world.run(3).state is ObservedState.READY
     assert world.launched_epochs == [1, 2]
     assert world.endings == [Ending.STOPPED]

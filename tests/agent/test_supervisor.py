@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fakes.node import make_spec
+from tests.fakes.planned_replica import STEP, PlannedReplica
 from workers.agent.supervisor import (
-    Action,
     AttemptFacts,
-    BeginDrain,
     CheckModel,
     Close,
-    Decision,
     Ending,
-    ForgetCrashes,
-    Kill,
     Launch,
     ModelCheck,
     Policy,
     Probe,
     ReplicaFacts,
-    Terminate,
-    launch_digest,
     merge_wish,
     plan,
 )
@@ -32,132 +27,28 @@ from workers.protocol.observed import ObservedState
 from workers.protocol.wish import ReplicaSpec, WantedState
 
 POLICY = Policy(crash_limit=4, stop_grace_seconds=3.0, stable_seconds=20.0)
-STEP = 0.5
+READY_AFTER_SECONDS = 2.0
 
 
 @dataclass
-class Process:
-    """An engine process of the simulated world."""
+class World(PlannedReplica):
+    """A replica of one node, which opens its port some seconds after its launch."""
 
-    attempt: int
-    ready_after: float
-    obeys_term: bool
-    launched_at: float
-    dying_at: float | None = None
-
-
-@dataclass
-class World:
-    """One replica on a node: carries out what is planned, and misbehaves as it is told to."""
-
-    spec: ReplicaSpec | None
-    now: float = 100.0
-    wish_known: bool = True
-    facts: ReplicaFacts = field(default_factory=lambda: ReplicaFacts("r", None))
-    live: list[Process] = field(default_factory=list)
-    launches: list[float] = field(default_factory=list)
-    endings: list[Ending] = field(default_factory=list)
-    obeys_term: bool = True
-    dies_by_kill: bool = True
+    policy: Policy = POLICY
     starts_up: bool = True
-    idle: bool = True
-    decision: Decision | None = None
 
-    def tick(self) -> Decision:
-        self.now += STEP
-        self.live = [p for p in self.live if p.dying_at is None or p.dying_at > self.now]
-        (decision,) = plan([self._observed()], wish_known=self.wish_known, now=self.now, policy=POLICY)
-        for action in decision.actions:
-            self._carry_out(action)
-        self.decision = decision
-        assert len(self.live) <= 1, "two live processes of one replica"
-        return decision
+    def seen(self, attempt: AttemptFacts) -> dict[str, Any]:
+        started = any(self.now - p.launched_at >= READY_AFTER_SECONDS for p in self.live)
+        ready = started and self.starts_up
+        since = attempt.ready_at_seconds
+        return {
+            "probe": Probe.READY if ready else Probe.CLOSED,
+            "ready_at_seconds": self.now if ready and since is None else since,
+        }
 
-    def run(self, seconds: float) -> Decision:
-        decision = self.tick()
-        for _ in range(int(seconds / STEP)):
-            decision = self.tick()
-        return decision
-
-    def crash(self) -> None:
-        self.live.clear()
-
-    def _observed(self) -> ReplicaFacts:
-        attempt = self.facts.attempt
-        if attempt is not None:
-            process = self.live[0] if self.live else None
-            started = process is not None and self.now - process.launched_at >= process.ready_after
-            ready = started and self.starts_up
-            ready_at = attempt.ready_at_seconds
-            if ready and ready_at is None:
-                ready_at = self.now
-            idle = 2 if self.idle and attempt.drain_since_seconds is not None else 0
-            attempt = replace(
-                attempt,
-                pids=(process.attempt,) if process else (),
-                probe=Probe.READY if ready else Probe.CLOSED,
-                ready_at_seconds=ready_at,
-                idle_scrapes=idle,
-            )
-        self.facts = replace(self.facts, spec=self.spec, attempt=attempt)
-        return self.facts
-
-    def _carry_out(self, action: Action) -> None:
-        match action:
-            case CheckModel():
-                self.facts = replace(self.facts, model=ModelCheck.GOOD)
-            case Launch():
-                self._launch(action)
-            case BeginDrain():
-                self._mark(drain_since_seconds=self.now)
-            case Terminate():
-                self._terminate(action)
-            case Kill():
-                self._mark(kill_sent_at_seconds=self.now)
-                self.live = [] if self.dies_by_kill else self.live
-            case Close():
-                self._close(action)
-            case ForgetCrashes():
-                self.facts = replace(self.facts, crashes=0)
-
-    def _mark(self, **changes: object) -> None:
-        assert self.facts.attempt is not None
-        self.facts = replace(self.facts, attempt=replace(self.facts.attempt, **changes))
-
-    def _terminate(self, action: Terminate) -> None:
-        self._mark(
-            term_sent_at_seconds=self.now,
-            stop_reason=action.why,
-            stop_blames_engine=action.blames_engine,
-        )
-        if self.live and self.live[0].obeys_term:
-            self.live[0].dying_at = self.now + STEP
-
-    def _close(self, action: Close) -> None:
-        assert not self.live
-        self.endings.append(action.ending)
-        self.facts = replace(
-            self.facts,
-            attempt=None,
-            crashes=action.crashes,
-            port_conflicts=action.port_conflicts,
-            last_ended_at_seconds=self.now,
-        )
-
-    def _launch(self, action: Launch) -> None:
-        spec = self.spec
-        assert spec is not None
-        assert self.facts.attempt is None
-        self.launches.append(self.now)
-        self.live.append(Process(action.attempt, 2.0, self.obeys_term, self.now))
+    def launch(self, action: Launch, spec: ReplicaSpec) -> ReplicaFacts:  # noqa: ARG002 - the base's signature
         same = self.facts.generation == spec.generation
-        self.facts = replace(
-            self.facts,
-            generation=spec.generation,
-            crashes=self.facts.crashes if same else 0,
-            last_attempt=action.attempt,
-            attempt=AttemptFacts(action.attempt, launch_digest(spec), self.now, (action.attempt,)),
-        )
+        return replace(self.facts, crashes=self.facts.crashes if same else 0)
 
 
 def running(**changes: object) -> World:
@@ -179,7 +70,7 @@ def test_bad_model_is_never_launched() -> None:
     world.facts = replace(world.facts, model=ModelCheck.BAD, model_reason="a.bin differs")
     decision = world.run(30)
     assert (decision.state, decision.reason) == (ObservedState.FAILED, "a.bin differs")
-    assert world.launches == []
+    assert world.launched_at == []
 
 
 def test_crashes_are_forgotten_as_soon_as_an_attempt_has_proved_itself_not_at_its_end() -> None:
@@ -189,7 +80,7 @@ def test_crashes_are_forgotten_as_soon_as_an_attempt_has_proved_itself_not_at_it
     assert world.facts.crashes == 1
     world.run(POLICY.stable_seconds)
     assert world.facts.crashes == 0
-    assert len(world.launches) == 2
+    assert len(world.launched_at) == 2
 
 
 def test_crash_after_a_stable_run_is_healed_with_the_shortest_pause() -> None:
@@ -198,7 +89,7 @@ def test_crash_after_a_stable_run_is_healed_with_the_shortest_pause() -> None:
     world.crash()
     crashed_at = world.now
     assert world.run(6).state is ObservedState.READY
-    assert world.launches[-1] - crashed_at <= POLICY.backoff_base_seconds + 3 * STEP
+    assert world.launched_at[-1] - crashed_at <= POLICY.backoff_base_seconds + 3 * STEP
     assert world.facts.crashes == 1
 
 
@@ -209,8 +100,8 @@ def test_crash_loop_ends_in_failed_until_a_new_generation() -> None:
         world.crash()
     assert world.decision is not None
     assert world.decision.state is ObservedState.FAILED
-    assert len(world.launches) == POLICY.crash_limit
-    gaps = [after - before for before, after in zip(world.launches, world.launches[1:], strict=False)]
+    assert len(world.launched_at) == POLICY.crash_limit
+    gaps = [after - before for before, after in zip(world.launched_at, world.launched_at[1:], strict=False)]
     assert gaps == sorted(gaps)
     world.spec = make_spec("r", generation=2)
     assert world.run(5).state is ObservedState.READY
@@ -275,7 +166,7 @@ def test_process_that_cannot_be_killed_is_stopping_for_as_long_as_it_lives() -> 
     decision = world.run(120)
     assert decision.state is ObservedState.STOPPING
     assert "pid" in decision.reason
-    assert len(world.launches) == 1
+    assert len(world.launched_at) == 1
 
 
 def test_nothing_is_stopped_for_its_absence_before_a_wish_is_known() -> None:
@@ -291,14 +182,14 @@ def test_changed_options_drain_then_relaunch() -> None:
     world.spec = make_spec("r", generation=2, engine_options={"chatty": 1})
     assert world.run(8).state is ObservedState.READY
     assert world.endings == [Ending.STOPPED]
-    assert len(world.launches) == 2
+    assert len(world.launched_at) == 2
 
 
 def test_changed_patience_alone_does_not_relaunch() -> None:
     world = running()
     world.spec = make_spec("r", generation=2, drain_seconds=5.0)
     assert world.run(10).state is ObservedState.READY
-    assert len(world.launches) == 1
+    assert len(world.launched_at) == 1
 
 
 def test_nothing_is_launched_beside_a_stray_of_the_same_replica() -> None:
@@ -307,7 +198,7 @@ def test_nothing_is_launched_beside_a_stray_of_the_same_replica() -> None:
     decision = world.run(20)
     assert decision.state is ObservedState.WAITING
     assert "4711" in decision.reason
-    assert world.launches == []
+    assert world.launched_at == []
 
 
 def test_interrupted_launch_is_not_a_crash() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 import redis
@@ -15,125 +14,30 @@ import redis
 from exaserve_ops.adapters.session_pins import RedisSessionPins
 from exaserve_ops.adapters.session_table import DEFAULT_TTL_SECONDS
 from exaserve_ops.audit.models import Event
-from exaserve_ops.controllers.moves import MovePolicy, SessionMoves
+from exaserve_ops.controllers.moves import SessionMoves
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.lib import clock
 from exaserve_ops.lib.errors import ConflictError
-from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.models import Model, Release, Replica
 from exaserve_ops.sessions.domain.moves import Pin, move_command
 from exaserve_ops.sessions.domain.pace import MoveLimits
 from exaserve_ops.sessions.domain.timeline import TurnMark
 from exaserve_ops.sessions.models import InferenceSession, Relocation
 from exaserve_ops.sessions.services.relocations import ask_move, delete_relocations_before
-from tests.fakes.fleet import ScriptedNode, make_deployment, seen
-from tests.fakes.leader import Leader, leading
+from tests.fakes.moving_world import SESSION, MovingWorld, moving_world
 from tests.fakes.session_entries import age_entries
 from workers.protocol import digests, v1
-from workers.protocol.observed import ObservedState
 
 pytestmark = pytest.mark.django_db
-SESSION = "a conversation"
-
-
-@dataclass
-class World:
-    """A leader, two nodes with a ready replica each, and a conversation at the first."""
-
-    leader: Leader
-    nodes: dict[UUID, ScriptedNode]
-    source: Replica
-    target: Replica
-    pins: RedisSessionPins
-    session: InferenceSession
-
-    def __post_init__(self) -> None:
-        self.moves = self.lead_anew()
-
-    def lead_anew(self, **policy: Any) -> SessionMoves:
-        """Another leader, which has only the record."""
-        self.moves = SessionMoves(
-            self.leader.state, self.leader.reconcilers._link, self.pins, MovePolicy(**policy)
-        )
-        return self.moves
-
-    def node_of(self, replica: Replica) -> ScriptedNode:
-        assert replica.node_id is not None
-        return self.nodes[replica.node_id]
-
-    def told(self, kind: type[Any], at: Replica | None = None) -> list[Any]:
-        return [c for c in self.node_of(at or self.source).commands() if isinstance(c, kind)]
-
-    def ask(self) -> Relocation:
-        return ask_move(self.session.pk, self.target.pk, reason="closer", actor="user:o", now=clock.now())
-
-    def begin(self) -> v1.MoveSession:
-        """Ask, step, and take the order off the source's queue."""
-        self.ask()
-        self.moves.step()
-        [order] = self.told(v1.MoveSession)
-        return order
-
-    def answer(self, order: v1.MoveSession, **facts: Any) -> None:
-        node = self.node_of(self.source)
-        fields: dict[str, Any] = {
-            "sent_bytes": 4096,
-            "target_tokens": 64,
-            "seconds": 0.1,
-            "blocks": 4,
-            "carrier": "tcp",
-        }
-        node._send(v1.SessionSent(node_id=node.node_id, command_id=order.command_id, **(fields | facts)))
-        self.leader.ingest.step()
-
-    def row(self) -> Relocation:
-        return Relocation.objects.latest("created_at")
-
-    def pin(self) -> Pin | None:
-        return self.pins.find("tiny", SESSION, [str(self.source.pk), str(self.target.pk)])
-
-    def claim(self) -> None:
-        """A turn at the source, as a gateway counts it."""
-        self.pins._ask(lambda: self.pins._table.claimed("tiny", SESSION, str(self.source.pk)))
 
 
 @pytest.fixture
-def world(redis_client: redis.Redis) -> Iterator[World]:
-    with leading(redis_client) as leader:
-        nodes = [ScriptedNode(redis_client, name=name) for name in ("node-a", "node-b")]
-        for node in nodes:
-            node.enrol()
-            node.say_hello()
-        leader.work()
-        deployment = make_deployment(replicas=2)
-        for _ in range(3):
-            leader.work()
-        for node in nodes:
-            node.commands()
-        by_node = {UUID(node.node_id): node for node in nodes}
-        for replica in Replica.objects.filter(deployment=deployment):
-            assert replica.node_id is not None
-            ready = seen(replica, ObservedState.READY)
-            by_node[replica.node_id].beat(ready)
-        leader.work()
-        Release.objects.update(engine=TORCH)  # nodes here offer another one; no other can send KV
-        source, target = Replica.objects.filter(deployment=deployment, status="ready").order_by("name")
-        for node in nodes:
-            node.commands()
-        now = clock.now()
-        session = InferenceSession.objects.create(
-            session_id=SESSION, model_name="tiny", replica=source, context_tokens=64, first_turn_at=now,
-            last_turn_at=now,
-        )  # fmt: skip
-        pins = RedisSessionPins(os.environ["REDIS_URL"], ttl_seconds=DEFAULT_TTL_SECONDS)
-        made = World(leader, by_node, source, target, pins, session)
-        made.claim()
-        age_entries(redis_client, 60)  # that turn has ended
+def world(redis_client: redis.Redis) -> Iterator[MovingWorld]:
+    with moving_world(redis_client) as made:
         yield made
-        pins.close()
 
 
-def test_asked_move_is_sent_switched_and_the_source_freed(world: World) -> None:
+def test_asked_move_is_sent_switched_and_the_source_freed(world: MovingWorld) -> None:
     order = world.begin()
     target_node = world.node_of(world.target)
     engine_key = digests.engine_api_key(target_node.key, str(world.target.pk), world.target.attempt)
@@ -167,7 +71,7 @@ def test_asked_move_is_sent_switched_and_the_source_freed(world: World) -> None:
     ],
 )
 def test_move_that_was_not_whole_leaves_the_session_where_it_is(
-    world: World, facts: dict[str, Any], status: str
+    world: MovingWorld, facts: dict[str, Any], status: str
 ) -> None:
     world.answer(world.begin(), **facts)
     world.moves.step()
@@ -178,14 +82,14 @@ def test_move_that_was_not_whole_leaves_the_session_where_it_is(
 
 
 @pytest.mark.parametrize("code", ["session_unknown", "other_shape", "status_404"])
-def test_session_without_kv_to_send_moves_without_it(world: World, code: str) -> None:
+def test_session_without_kv_to_send_moves_without_it(world: MovingWorld, code: str) -> None:
     world.answer(world.begin(), code=code, target_tokens=0, sent_bytes=0)
     world.moves.step()
     assert (world.row().status, world.row().way) == ("done", "recompute")
     assert world.pin() == Pin(str(world.target.pk), 2, 1)
 
 
-def test_turn_between_arrival_and_swap_drops_the_move(world: World) -> None:
+def test_turn_between_arrival_and_swap_drops_the_move(world: MovingWorld) -> None:
     world.answer(world.begin())
     world.claim()
     world.moves.step()
@@ -202,7 +106,9 @@ class LatePins(RedisSessionPins):
         return found
 
 
-def test_turn_that_begins_as_the_swap_is_made_goes_to_the_source_and_drops_the_move(world: World) -> None:
+def test_turn_that_begins_as_the_swap_is_made_goes_to_the_source_and_drops_the_move(
+    world: MovingWorld,
+) -> None:
     world.answer(world.begin())
     pins = LatePins(os.environ["REDIS_URL"], ttl_seconds=DEFAULT_TTL_SECONDS)
     try:
@@ -214,7 +120,7 @@ def test_turn_that_begins_as_the_swap_is_made_goes_to_the_source_and_drops_the_m
     assert world.told(v1.LetSessionGo) == []
 
 
-def test_agent_that_refuses_or_another_node_that_answers_moves_nothing(world: World) -> None:
+def test_agent_that_refuses_or_another_node_that_answers_moves_nothing(world: MovingWorld) -> None:
     order = world.begin()
     stranger = world.node_of(world.target)
     stranger._send(v1.SessionSent(node_id=stranger.node_id, command_id=order.command_id, target_tokens=64))
@@ -231,7 +137,7 @@ def test_agent_that_refuses_or_another_node_that_answers_moves_nothing(world: Wo
     assert world.pin() == Pin(str(world.source.pk), 1, 1)
 
 
-def test_answer_for_a_move_that_nobody_knows_or_that_has_ended_changes_nothing(world: World) -> None:
+def test_answer_for_a_move_that_nobody_knows_or_that_has_ended_changes_nothing(world: MovingWorld) -> None:
     order = world.begin()
     world.answer(order, code="no_room")
     world.answer(order)
@@ -242,7 +148,7 @@ def test_answer_for_a_move_that_nobody_knows_or_that_has_ended_changes_nothing(w
     assert Relocation.objects.count() == 1
 
 
-def test_next_leader_ends_what_nobody_answers(world: World) -> None:
+def test_next_leader_ends_what_nobody_answers(world: MovingWorld) -> None:
     world.begin()
     world.lead_anew().step()
     assert world.row().status == "sending", "there is time left"
@@ -251,7 +157,9 @@ def test_next_leader_ends_what_nobody_answers(world: World) -> None:
     assert world.pin() == Pin(str(world.source.pk), 1, 1)
 
 
-def test_next_leader_begins_what_was_only_planned_and_records_a_swap_that_was_made(world: World) -> None:
+def test_next_leader_begins_what_was_only_planned_and_records_a_swap_that_was_made(
+    world: MovingWorld,
+) -> None:
     world.ask()
     world.lead_anew().step()
     [order] = world.told(v1.MoveSession)
@@ -262,7 +170,7 @@ def test_next_leader_begins_what_was_only_planned_and_records_a_swap_that_was_ma
     assert world.pin() == Pin(str(world.target.pk), 2, 1)
 
 
-def test_target_that_goes_before_the_swap_gets_nothing(world: World) -> None:
+def test_target_that_goes_before_the_swap_gets_nothing(world: MovingWorld) -> None:
     world.answer(world.begin())
     Node.objects.filter(pk=world.target.node_id).update(liveness="dead")
     world.moves.step()
@@ -270,7 +178,7 @@ def test_target_that_goes_before_the_swap_gets_nothing(world: World) -> None:
     assert world.pin() == Pin(str(world.source.pk), 1, 1)
 
 
-def test_session_that_a_gateway_has_moved_is_left_there(world: World) -> None:
+def test_session_that_a_gateway_has_moved_is_left_there(world: MovingWorld) -> None:
     world.ask()
     world.pins.repin("tiny", SESSION, str(world.target.pk), 1)
     world.moves.step()
@@ -278,7 +186,7 @@ def test_session_that_a_gateway_has_moved_is_left_there(world: World) -> None:
     assert world.told(v1.MoveSession) == []
 
 
-def test_drained_node_hands_its_sessions_to_another_replica(world: World) -> None:
+def test_drained_node_hands_its_sessions_to_another_replica(world: MovingWorld) -> None:
     Node.objects.filter(pk=world.source.node_id).update(drain_status="draining")
     world.moves.step()
     [order] = world.told(v1.MoveSession)
@@ -296,7 +204,7 @@ def test_drained_node_hands_its_sessions_to_another_replica(world: World) -> Non
 
 @pytest.mark.parametrize(("seconds", "way"), [(0.001, "transfer"), (100.0, "recompute")])
 def test_kv_goes_along_only_where_that_is_faster_than_computing_it(
-    world: World, seconds: float, way: str
+    world: MovingWorld, seconds: float, way: str
 ) -> None:
     now = clock.now()
     mark = TurnMark(now.timestamp(), 1.0, 0.5, str(world.source.pk), "new", "ok", 640, 0, 8)
@@ -315,7 +223,7 @@ def test_kv_goes_along_only_where_that_is_faster_than_computing_it(
     assert (row.way, row.status) == (way, "sending" if way == "transfer" else "done")
 
 
-def test_turn_that_runs_is_waited_for(world: World) -> None:
+def test_turn_that_runs_is_waited_for(world: MovingWorld) -> None:
     world.claim()
     InferenceSession.objects.update(last_turn_at=clock.now() - timedelta(seconds=30))
     Node.objects.filter(pk=world.source.node_id).update(drain_status="draining")
@@ -330,7 +238,7 @@ def test_turn_that_runs_is_waited_for(world: World) -> None:
     assert world.row().status == "sending"
 
 
-def test_moves_without_kv_do_not_wait_for_one_another(world: World) -> None:
+def test_moves_without_kv_do_not_wait_for_one_another(world: MovingWorld) -> None:
     Release.objects.update(engine="simulated")
     now = clock.now()
     for number in range(6):
@@ -347,7 +255,7 @@ def test_moves_without_kv_do_not_wait_for_one_another(world: World) -> None:
     assert done == 7, "in one step, two at a time"
 
 
-def test_session_that_left_a_drained_node_is_not_moved_again(world: World) -> None:
+def test_session_that_left_a_drained_node_is_not_moved_again(world: MovingWorld) -> None:
     Node.objects.filter(pk=world.source.node_id).update(drain_status="draining")
     world.moves.step()
     [order] = world.told(v1.MoveSession)
@@ -358,7 +266,7 @@ def test_session_that_left_a_drained_node_is_not_moved_again(world: World) -> No
     assert [row.status for row in Relocation.objects.all()] == ["done"]
 
 
-def test_no_more_move_at_once_than_the_budget_has(world: World) -> None:
+def test_no_more_move_at_once_than_the_budget_has(world: MovingWorld) -> None:
     world.lead_anew(limits=MoveLimits(moves_per_fleet=0)).step()
     row = world.ask()
     world.moves.step()
@@ -369,7 +277,7 @@ def test_no_more_move_at_once_than_the_budget_has(world: World) -> None:
     assert row.status == "dropped"
 
 
-def test_what_cannot_move_is_refused_at_once(world: World) -> None:
+def test_what_cannot_move_is_refused_at_once(world: MovingWorld) -> None:
     row = world.ask()
     with pytest.raises(ConflictError, match="on its way already"):
         world.ask()
@@ -390,7 +298,7 @@ def test_what_cannot_move_is_refused_at_once(world: World) -> None:
         ask_move(world.session.pk, None, **fields)
 
 
-def test_session_table_that_is_away_leaves_a_move_for_later(world: World) -> None:
+def test_session_table_that_is_away_leaves_a_move_for_later(world: MovingWorld) -> None:
     world.answer(world.begin())
     away = RedisSessionPins("unix:///nowhere/redis.sock", ttl_seconds=DEFAULT_TTL_SECONDS)
     try:
@@ -403,7 +311,7 @@ def test_session_table_that_is_away_leaves_a_move_for_later(world: World) -> Non
     assert world.row().status == "done"
 
 
-def test_target_has_what_a_source_sent_that_died_before_the_swap(world: World) -> None:
+def test_target_has_what_a_source_sent_that_died_before_the_swap(world: MovingWorld) -> None:
     world.answer(world.begin())
     world.leader.lose(str(world.source.node_id))
     world.lead_anew().step()
@@ -411,7 +319,9 @@ def test_target_has_what_a_source_sent_that_died_before_the_swap(world: World) -
     assert world.pin() == Pin(str(world.target.pk), 2, 1)
 
 
-def test_source_that_died_before_it_was_asked_is_not_asked_and_the_target_computes_anew(world: World) -> None:
+def test_source_that_died_before_it_was_asked_is_not_asked_and_the_target_computes_anew(
+    world: MovingWorld,
+) -> None:
     world.ask()
     world.leader.lose(str(world.source.node_id))
     for _ in range(2):
@@ -421,7 +331,7 @@ def test_source_that_died_before_it_was_asked_is_not_asked_and_the_target_comput
 
 
 def test_session_table_that_has_lost_everything_ends_the_move_and_the_next_turn_makes_a_new_entry(
-    world: World, redis_client: redis.Redis
+    world: MovingWorld, redis_client: redis.Redis
 ) -> None:
     world.answer(world.begin())
     for key in redis_client.scan_iter("exaops:s:*"):
@@ -432,7 +342,7 @@ def test_session_table_that_has_lost_everything_ends_the_move_and_the_next_turn_
     assert world.pin() == Pin(str(world.source.pk), 1, 1)
 
 
-def test_session_table_that_is_away_leaves_what_is_planned_for_later(world: World) -> None:
+def test_session_table_that_is_away_leaves_what_is_planned_for_later(world: MovingWorld) -> None:
     world.ask()
     away = RedisSessionPins("unix:///nowhere/redis.sock")
     try:
@@ -445,7 +355,9 @@ def test_session_table_that_is_away_leaves_what_is_planned_for_later(world: Worl
     assert world.row().status == "sending"
 
 
-def test_leader_that_dies_before_its_order_went_out_leaves_a_move_that_ends_by_its_time(world: World) -> None:
+def test_leader_that_dies_before_its_order_went_out_leaves_a_move_that_ends_by_its_time(
+    world: MovingWorld,
+) -> None:
     class MuteLink:
         """Dies instead of sending."""
 
@@ -461,7 +373,7 @@ def test_leader_that_dies_before_its_order_went_out_leaves_a_move_that_ends_by_i
     assert world.pin() == Pin(str(world.source.pk), 1, 1)
 
 
-def test_leader_that_dies_after_the_swap_lets_the_next_one_tell_the_source(world: World) -> None:
+def test_leader_that_dies_after_the_swap_lets_the_next_one_tell_the_source(world: MovingWorld) -> None:
     class ForgetfulPins(RedisSessionPins):
         """The leader dies as the table has swapped."""
 
@@ -481,70 +393,3 @@ def test_leader_that_dies_after_the_swap_lets_the_next_one_tell_the_source(world
     world.lead_anew().step()
     assert world.row().status == "done"
     assert len(world.told(v1.LetSessionGo)) == 1
-
-
-# -- engines that are not ours ---------------------------------------------------------------------------
-NIXL = {"kv_connector": "NixlConnector"}
-
-
-@pytest.mark.parametrize(
-    ("engine", "options", "way"),
-    [("vllm", NIXL, "transfer"), ("vllm", {}, "prefill"), ("sglang", {}, "prefill")],
-)
-def test_engines_that_are_not_ours_move_sessions_as_they_can(
-    world: World, engine: str, options: dict[str, str], way: str
-) -> None:
-    Release.objects.update(engine=engine, engine_options=options)
-    order = world.begin()
-    assert (world.row().way, world.row().status) == (way, "sending")
-    assert order.way == ("warm_prefill" if way == "prefill" else "")
-    world.answer(order, carrier="nixl" if way == "transfer" else "computed")
-    world.moves.step()
-    row = world.row()
-    assert (row.status, row.way, row.carrier) == ("done", way, "nixl" if way == "transfer" else "computed")
-    assert world.pin() == Pin(str(world.target.pk), 2, 1)
-
-
-def test_engines_that_keep_no_prefixes_have_their_next_turn_computed(world: World) -> None:
-    Release.objects.update(engine="vllm", engine_options={"enable_prefix_caching": False})
-    world.ask()
-    world.moves.step()
-    assert (world.row().status, world.row().way) == ("done", "recompute")
-    assert world.told(v1.MoveSession) == []
-
-
-def test_kv_of_another_shape_is_not_asked_for_and_the_target_computes(world: World) -> None:
-    Release.objects.update(engine="vllm", engine_options=NIXL)
-    other = Release.objects.get(pk=world.target.release_id)
-    other.pk, other.number, other.engine_options = None, other.number + 1, {**NIXL, "block_size": 64}
-    other.save()
-    Replica.objects.filter(pk=world.target.pk).update(release=other)
-    assert world.begin().way == "warm_prefill"
-
-
-def test_what_a_target_computed_is_recorded_as_that_whatever_was_planned(world: World) -> None:
-    Release.objects.update(engine="vllm", engine_options=NIXL)
-    why = "its KV did not come: The engine answered 500"
-    world.answer(world.begin(), carrier="computed", sent_bytes=0, target_tokens=480, reason=why)
-    row = world.row()
-    assert (row.way, row.sent_bytes) == ("prefill", 0)
-    assert row.reason == f"480 tokens were computed there: {why}"
-
-
-def test_context_that_could_not_be_computed_before_is_at_the_next_turn(world: World) -> None:
-    Release.objects.update(engine="vllm", engine_options={})
-    order = world.begin()
-    world.answer(order, code="busy", reason="The engine is busy.", sent_bytes=0, target_tokens=0)
-    world.moves.step()
-    row = world.row()
-    assert (row.status, row.way) == ("done", "recompute")
-    events = Event.objects.filter(event="move_skip_sending")
-    assert "the target could not compute it before: busy: The engine is busy." in events.get().reason
-
-
-def test_export_that_fails_leaves_the_session_at_its_source(world: World) -> None:
-    Release.objects.update(engine="vllm", engine_options=NIXL)
-    world.answer(world.begin(), code="engine_refused", reason="The engine answered 500")
-    world.moves.step()
-    assert (world.row().status, world.row().way) == ("failed", "transfer")
-    assert world.pin() == Pin(str(world.source.pk), 1, 1)
