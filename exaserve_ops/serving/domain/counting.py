@@ -50,8 +50,9 @@ class Count:
 
     def surplus(self, role: str) -> list[ReplicaFacts]:
         """The same without those whose places they take."""
-        own = sorted(self.of(role), key=self.rank)
-        return own[: max(0, len(own) - self._snapshot.wanted(role))]
+        own = self.of(role)
+        many = len(own) - self._snapshot.wanted(role)
+        return sorted(own, key=self.rank)[:many] if many > 0 else []
 
     def of(self, role: str) -> list[ReplicaFacts]:
         """Those that count."""

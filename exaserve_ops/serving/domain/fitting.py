@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE
 from exaserve_ops.serving.domain.rooms import TAKEN, AcceleratorRoom, NodeRoom, PlacementRequest
@@ -44,6 +45,9 @@ def why_never(request: PlacementRequest, node: NodeRoom) -> str:
     """Why the node could not run one of these if it were empty; empty where it could."""
     if refusal := node_refusal(request, node):
         return refusal
+    could = (1 for a in node.accelerators if a.suits(request) and not a.emptied().objection(request))
+    if sum(islice(could, request.accelerators)) == request.accelerators:
+        return ""
     empty = replace(node, accelerators=tuple(a.emptied() for a in node.accelerators))
     found = free_accelerators(request, empty)
     return found if isinstance(found, str) else ""

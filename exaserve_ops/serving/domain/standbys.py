@@ -45,10 +45,13 @@ def plan_promotions(
     # While the one that makes way in a rollout serves on, nobody is missing.
     rolling = {r.id for r in kept if r.roll is not None and r.status == states.READY}
     taken = frozenset(cover) | {r.id for r in kept if r.replaces in rolling}
-    taken |= {r.id for r in Count(kept, cover, snapshot).surplus(SERVING)}
     missing = [r for r in kept if r.role == SERVING and _is_missing(r, snapshot) and r.id not in taken]
-    missing.sort(key=lambda r: (_WORST_FIRST.index(r.status), r.name))
     ready = [r for r in kept if r.role == STANDBY and _answers(r)]
+    if not missing or not ready:
+        return [], kept
+    too_many = {r.id for r in Count(kept, cover, snapshot).surplus(SERVING)}
+    missing = [r for r in missing if r.id not in too_many]
+    missing.sort(key=lambda r: (_WORST_FIRST.index(r.status), r.name))
     promotions: list[Promote] = []
     roles: dict[str, str] = {}
     for absent, standby in zip(missing, _best_first(ready, kept), strict=False):
@@ -70,10 +73,13 @@ def plan_changed_roles(
     is ready; one that stood by itself serves with its replacement.
     """
     count = Count(kept, cover, snapshot)
+    lack, too_many = count.lack(SERVING), count.surplus(SERVING)
+    if not lack and not too_many:
+        return [], kept
     spare = len(count.surplus(STANDBY))
-    best = _best_first(_useful(count.of(STANDBY)), kept)[: count.lack(SERVING)]
+    best = _best_first(_useful(count.of(STANDBY)), kept)[:lack]
     rising = [r for place, r in enumerate(best) if place < spare or _answers(r)]
-    falling = _useful(count.surplus(SERVING))
+    falling = _useful(too_many)
     falling = falling[max(0, len(falling) - count.lack(STANDBY)) :]
     wanted = f"{snapshot.wanted(SERVING)} are to serve and {snapshot.wanted(STANDBY)} to stand by"
     promoted = [r for head in rising for r in count.pair(head) if r.role == STANDBY]
