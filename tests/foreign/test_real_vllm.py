@@ -116,7 +116,7 @@ def test_vllm_serves_is_restarted_as_one_when_its_core_dies_and_leaves_nothing_b
     assert {port for address, port in held if address in ("0.0.0.0", "::")} <= set(row.ports), held  # noqa: S104
     assert ("127.0.0.1", row.ports[0]) in held
     for source in VllmAdapter(EngineInstall(Path("/"), "")).kv_event_sources(OPTIONS, row.ports):
-        assert {("::ffff:127.0.0.1", source.port), ("::ffff:127.0.0.1", source.replay_port)} <= held
+        assert {("127.0.0.1", source.port), ("127.0.0.1", source.replay_port)} <= held
 
     # The core alone dies: the API server may live on or not; the replica is restarted as one.
     engine_core(node, 1).send_signal(SIGKILL)
