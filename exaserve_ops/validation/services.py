@@ -16,7 +16,6 @@ from exaserve_ops.inventory.domain.liveness import RETIRED
 from exaserve_ops.inventory.models import Node
 from exaserve_ops.inventory.selectors import nodes_with_hardware, supernode_of
 from exaserve_ops.lib.errors import ConflictError, InvalidInputError
-from exaserve_ops.lib.hints import ring
 from exaserve_ops.serving.domain.lifecycle import ACTIVE
 from exaserve_ops.serving.domain.memory_plan import CPU
 from exaserve_ops.serving.domain.trials import PRIVATE_PREFIX
@@ -111,7 +110,6 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
     )
     told = f"{model.name} on {', '.join(validation.engines)}: {validation.reason}"
     record_event(subject_of(validation), "created", actor=actor, now=now, reason=told)
-    ring("validation", validation.pk)
     return validation
 
 
@@ -213,7 +211,6 @@ def advance_validation(validation_id: UUID, event: str, *, why: str, actor: str,
     )
     moved = (before, validation.status)
     record_event(subject_of(validation), event, actor=actor, now=now, moved=moved, reason=why)
-    ring("validation", validation.pk)
     return validation
 
 
@@ -245,7 +242,6 @@ def begin_check(validation: Validation, position: int, *, now: datetime) -> None
     """Write down that a check runs; once more where the one that ran it is gone."""
     advance_check(_lock(validation, position), "begin", now=now)
     Validation.objects.filter(pk=validation.pk).update(waits_for="")
-    ring("validation", validation.pk)
 
 
 @transaction.atomic
@@ -257,7 +253,6 @@ def record_finding(validation: Validation, position: int, finding: Finding, *, n
         title = BY_NAME[check.name].title
         told = f"{title} on {check.engine}: {check.why}" if check.engine else f"{title}: {check.why}"
         record_event(subject_of(validation), "check_failed", actor=ACTOR, now=now, reason=told)
-    ring("validation", validation.pk)
 
 
 def _lock(validation: Validation, position: int) -> ValidationCheck:
@@ -281,7 +276,6 @@ def make_trial(validation: Validation, engine: str, *, now: datetime) -> Deploym
         raise ConflictError(f"the validation is {held.status} by now")
     deployment = create_deployment(_trial_wish(held, engine), actor=ACTOR, now=now)
     Validation.objects.filter(pk=held.pk).update(trial=deployment)
-    ring("validation", held.pk)
     return deployment
 
 
