@@ -35,6 +35,9 @@ from exaserve_ops.validation.models import Validation, ValidationCheck
 from workers.protocol import manifest as manifests
 
 _ROOM_SECONDS = 600.0
+_UNWEIGHED = (
+    "how much memory a replica needs is not known, so it is placed nowhere: ask again, and say how much"
+)
 
 
 def validations_with_model() -> QuerySet[Validation]:
@@ -98,6 +101,8 @@ def _trial(deployment: Deployment | None) -> Trial:
         return Trial()
     if deployment.status != serving.ACTIVE:
         return Trial(ENDING, deployment.engine, "it ends", deployment.created_at)
+    if not deployment.replica_memory_bytes:
+        return Trial(BROKEN, deployment.engine, _UNWEIGHED, deployment.created_at)
     replica = trial_replica(deployment)
     if replica is None:
         why = "no replica has been made yet"

@@ -399,3 +399,14 @@ def test_go_of_an_engine_is_taken_back_by_a_newer_no(stage: Stage) -> None:
     found = latest_go(stage.model.pk, "simulated")
     assert found is not None
     assert found.pk == again.pk
+
+
+def test_model_of_which_nobody_knows_what_it_takes_fails_its_launch_at_once(stage: Stage) -> None:
+    Model.objects.update(max_context_tokens=None, config={}, architecture={})
+    ended = stage.end(stage.ask())
+    launch = ended.checks.get(name="launch")
+    assert (launch.status, ended.status) == ("failed", "no_go")
+    assert "how much memory a replica needs is not known" in launch.why
+    assert "say how much" in launch.why, "it says what to do"
+    weighed = stage.end(stage.ask(replica_memory_bytes=1 << 30))
+    assert weighed.checks.get(name="launch").status == "passed"

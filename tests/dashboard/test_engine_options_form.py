@@ -62,7 +62,7 @@ def test_fields_that_say_something_become_options_and_empty_ones_are_left_to_the
 ) -> None:
     node_with("gpu-1", vllm="0.33.0")
     fields = {
-        "o-max_model_len": "8192",
+        "o-max_model_len": "2048",
         "o-enable_prefix_caching": "false",
         "o-gpu_memory_utilization": "0.5",
         "o-kv_cache_dtype": "fp8",
@@ -72,7 +72,7 @@ def test_fields_that_say_something_become_options_and_empty_ones_are_left_to_the
     made = create(operator, form_for(**fields))
     assert made.engine_options == {
         "seed": 3,
-        "max_model_len": 8192,
+        "max_model_len": 2048,
         "enable_prefix_caching": False,
         "gpu_memory_utilization": 0.5,
         "kv_cache_dtype": "fp8",

@@ -23,8 +23,8 @@ from exaserve_ops.serving.models import Deployment, Model
 from exaserve_ops.serving.services.options import (
     check_engine,
     check_memory,
+    check_model,
     check_options,
-    check_parts,
     check_span,
     default_memory_bytes,
     default_start_seconds,
@@ -115,7 +115,7 @@ def create_deployment(wish: DeploymentWish, *, actor: str, now: datetime) -> Dep
     check_options(
         wish.engine, wish.engine_options, wish.accelerators_per_replica, nodes=wish.nodes_per_replica
     )
-    check_parts(wish.engine, wish.engine_options, model)
+    check_model(wish.engine, wish.engine_options, model)
     check_memory(
         wish.replica_memory_bytes, model, wish.engine, wish.engine_options, nodes=wish.nodes_per_replica
     )

@@ -11,6 +11,7 @@ from exaserve_ops.lib.units import size_text
 from exaserve_ops.serving.domain.accelerator_wish import WHOLE
 from exaserve_ops.serving.domain.architecture import UnknownArchitectureError, read_architecture
 from exaserve_ops.serving.domain.config_fields import find_text_model
+from exaserve_ops.serving.domain.context_limit import length_problem
 from exaserve_ops.serving.domain.engine_launch import TORCH
 from exaserve_ops.serving.domain.kv_bytes import KvBytes, KvOptions, kv_bytes_of
 from exaserve_ops.serving.domain.model_parts import ModelShape, parts_problem
@@ -98,10 +99,15 @@ def _check_parts(
         )
 
 
-def check_parts(engine: str, options: Mapping[str, Any], model: Model) -> None:
-    """Refuse parts that the model, where known, cannot be divided into. Raises `InvalidInputError`."""
+def check_model(engine: str, options: Mapping[str, Any], model: Model) -> None:
+    """Refuse what the model, where it is known, cannot be run with. Raises `InvalidInputError`.
+
+    That is parts that it cannot be divided into, and longer sequences than the engine lets it have.
+    """
     pads_heads = nodes_in_service().filter(engines__contains=[engine], accelerators__kind=CPU).exists()
-    problem = parts_problem(engine, options, _shape_of(model), pads_heads=pads_heads)
+    problem = parts_problem(engine, options, _shape_of(model), pads_heads=pads_heads) or length_problem(
+        engine, options, model.planning_config, model=model.name
+    )
     if problem is not None:
         raise InvalidInputError(f"engine_options.{problem.option}", problem.why)
 

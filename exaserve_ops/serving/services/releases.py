@@ -19,8 +19,8 @@ from exaserve_ops.serving.models import Deployment, Model, Release, Replica
 from exaserve_ops.serving.services.options import (
     check_engine,
     check_memory,
+    check_model,
     check_options,
-    check_parts,
     default_memory_bytes,
 )
 from exaserve_ops.serving.services.replicas import create_replicas, let_go_replica, subject_of
@@ -81,7 +81,7 @@ def _content_of(deployment: Deployment, wish: ReleaseWish) -> _Content:
     options = dict(deployment.engine_options if wish.engine_options is None else wish.engine_options)
     nodes = deployment.nodes_per_replica
     check_options(engine, options, deployment.accelerators_per_replica, nodes=nodes)
-    check_parts(engine, options, model)
+    check_model(engine, options, model)
     if not 0 <= wish.replica_memory_bytes <= MOST_BYTES:
         raise InvalidInputError("replica_memory_bytes", f"give a whole number from 0 to {MOST_BYTES:,}")
     check_memory(wish.replica_memory_bytes, model, engine, options, nodes=nodes)
