@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, ClassVar
 from uuid import UUID
@@ -13,7 +13,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from exaserve_ops.api.filters import ReplicaFilter, check_parameters
+from exaserve_ops.api.filters import ReplicaFilter
 from exaserve_ops.api.idempotency import acts_once
 from exaserve_ops.api.ports import replica_loads
 from exaserve_ops.api.serializers.logs import (
@@ -52,6 +52,10 @@ class ReplicaViewSet(ReadableViewSet[Replica]):
         "replace": "serving.change_replica",
         "exit_log": "serving.view_replica",
         "log": "serving.view_replica",
+    }
+    parameters_by_action: ClassVar[dict[str, Collection[str]]] = {
+        "log": ("member", "after"),
+        "exit_log": ("member",),
     }
 
     def get_queryset(self) -> QuerySet[Replica]:
@@ -111,7 +115,6 @@ class ReplicaViewSet(ReadableViewSet[Replica]):
 def _asked(kind: type[ExitLogQuerySerializer], request: Request) -> dict[str, str]:
     """The parameters of a question for a log. Raises `ValidationError`."""
     asked = kind(data=request.query_params.dict())
-    check_parameters(request.query_params, list(asked.fields), (), paged=False)
     asked.is_valid(raise_exception=True)
     return {name: str(value) for name, value in asked.validated_data.items()}
 
