@@ -15,6 +15,7 @@ from channels.layers import get_channel_layer
 from exaserve_ops.adapters.reports import describe_heartbeat, describe_kv, describe_weights
 from exaserve_ops.adapters.swarm_board import read_swarms
 from exaserve_ops.serving.domain.reports import LogLines
+from exaserve_ops.telemetry.domain.log_lines import untold
 from exaserve_ops.telemetry.domain.pictures import LivePicture, LogEntry, NodeReport
 from exaserve_ops.weights.domain.held import StoreSight
 from exaserve_ops.weights.domain.swarm_notes import SwarmNotes
@@ -64,14 +65,31 @@ class RedisLivePublisher:
         _hint("events", {"type": "live.events", "last_id": last_id})
 
     def append_log(self, lines: LogLines, member: int) -> None:
-        """Keep log lines for their readers, for a few minutes, and hint."""
+        """Keep log lines for their readers, for a few minutes, and hint.
+
+        An agent that is asked anew begins with the newest lines: those that are kept already are left out.
+        """
         key = log_key(lines.replica_id, member)
-        entry = {"a": lines.attempt, "d": lines.dropped_lines, "l": json.dumps(lines.lines)}
+        told, dropped = lines.lines, lines.dropped_lines
+        if lines.is_backlog:
+            kept = self._kept_lines(key, lines.attempt)
+            told = untold(kept, lines.lines)
+            if len(told) < len(lines.lines):
+                dropped = 0  # they come before lines that are kept
+            if kept and not told:
+                self._redis.expire(key, LOG_SECONDS)
+                return
+        entry = {"a": lines.attempt, "d": dropped, "l": json.dumps(told)}
         pipeline = self._redis.pipeline(transaction=True)
         pipeline.xadd(key, cast("Any", entry), maxlen=LOG_ENTRIES, approximate=True)
         pipeline.expire(key, LOG_SECONDS)
         pipeline.execute()
         _hint(f"log.{lines.replica_id}.{member}", {"type": "live.log"})
+
+    def _kept_lines(self, key: str, attempt: int) -> list[str]:
+        """Lines of an attempt that readers can have, oldest first."""
+        entries = _log_entries(self._redis.xrange(key))
+        return [line for entry in entries if entry.attempt == attempt for line in entry.lines]
 
 
 class RedisLiveReader:

@@ -284,7 +284,12 @@ def _translate(report: v1.Report, encoded: bytes) -> reports.Report:
             )
         case v1.LogChunk():
             return reports.LogLines(
-                report.node_id, report.replica_id, report.attempt, report.lines, report.dropped_lines
+                report.node_id,
+                report.replica_id,
+                report.attempt,
+                report.lines,
+                report.dropped_lines,
+                report.is_backlog,
             )
 
 

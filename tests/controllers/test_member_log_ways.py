@@ -122,3 +122,46 @@ def test_last_lines_of_a_member_that_ended_are_kept_beside_those_of_the_head(fle
     assert member.exit_log_tail == ["NCCL error: peer gone", "bye"]
     replica.refresh_from_db()
     assert replica.exit_attempt is None, "the head has not ended by itself"
+
+
+def test_reader_who_comes_again_is_told_no_line_twice_and_misses_none(
+    fleet: GangFleet, live_reader: RedisLiveReader
+) -> None:
+    fleet.deploy()
+    replica = fleet.until("ready")
+    key = str(replica.pk)
+    head, _ = fleet.of(replica)
+    node_id = head.node.node_id
+
+    def send(*lines: str, attempt: int = 1, is_backlog: bool = True, dropped: int = 0) -> None:
+        head.node.send(
+            v1.LogChunk(
+                node_id=node_id,
+                replica_id=key,
+                attempt=attempt,
+                lines=lines,
+                dropped_lines=dropped,
+                is_backlog=is_backlog,
+            )
+        )
+        fleet.leader.ingest.step()
+
+    def told() -> list[str]:
+        return [line for entry in live_reader.read_log(key, 0, "0", 100) for line in entry.lines]
+
+    send("a", "b", dropped=7)
+    send("c", is_backlog=False)
+    [*_, last] = live_reader.read_log(key, 0, "0", 100)
+    send("b", "c", dropped=8)
+    assert told() == ["a", "b", "c"], "what it has already"
+    send("a", "b", "c", "d")
+    assert told() == ["a", "b", "c", "d"]
+    [news] = live_reader.read_log(key, 0, last.position, 100)
+    assert (news.lines, news.dropped_lines) == (("d",), 0), "one who read on is told the same"
+    send("d", is_backlog=False)
+    assert told()[-2:] == ["d", "d"], "a line that is written twice is shown twice"
+    send("y", "z", dropped=3)
+    assert told()[-2:] == ["y", "z"], "so much came meanwhile that nothing known is among it"
+    assert live_reader.read_log(key, 0, "0", 100)[-1].dropped_lines == 3
+    send("z", attempt=2)
+    assert told()[-2:] == ["z", "z"], "another attempt has lines of its own"

@@ -482,6 +482,8 @@ _APPLY_WEIGHTS_1_5 = v1.ApplyWeights(
     ),
 )
 
+_LOG_CHUNK_1_0 = v1.LogChunk(node_id=NODE_ID, replica_id="r-1", attempt=2, lines=("a", "ü"), dropped_lines=4)
+
 REPORTS: dict[str, v1.Report] = {
     "hello": _HELLO,
     "heartbeat": _HEARTBEAT,
@@ -492,7 +494,7 @@ REPORTS: dict[str, v1.Report] = {
     "import_findings": v1.ImportFindings(
         node_id=NODE_ID, import_id="i-1", digest="ab" * 32, index=1, count=3, data=b"\x00\xff"
     ),
-    "log_chunk": v1.LogChunk(node_id=NODE_ID, replica_id="r-1", attempt=2, lines=("a", "ü"), dropped_lines=4),
+    "log_chunk": msgspec.structs.replace(_LOG_CHUNK_1_0, is_backlog=True),
 }
 
 _APPLY_WEIGHTS_1_5 = v1.ApplyWeights(
@@ -584,6 +586,7 @@ OLDER: dict[str, v1.Report | v1.Command] = {
     "v1.3-heartbeat": _HEARTBEAT_1_3,
     "v1.0-apply_desired": msgspec.structs.replace(_APPLY_DESIRED, replicas=(_SPEC_1_0,)),
     "v1.4-session_sent": _SESSION_SENT_1_4,
+    "v1.0-log_chunk": _LOG_CHUNK_1_0,
     "v1.4-move_session": _MOVE_SESSION_1_4,
     "v1.4-heartbeat": _HEARTBEAT_1_4,
     "v1.5-heartbeat": _HEARTBEAT_1_5,
@@ -597,6 +600,7 @@ OLDER: dict[str, v1.Report | v1.Command] = {
 _MINOR_OF_SAMPLE = {
     "hello": 4, "heartbeat": 7, "end_process": 3, "set_kv_limits": 4, "apply_desired": 7, "move_session": 7,
     "let_session_go": 4, "session_sent": 5, "apply_weights": 6, "import_findings": 6,
+    "log_chunk": 7,
 }  # fmt: skip
 """The minor version that last added to a message; 0 for the others."""
 

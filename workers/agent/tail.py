@@ -137,7 +137,7 @@ class LogTailer:
             secrets=tail.secrets,
         )
         tail.follower.position = _size(tail.follower.path)
-        self._send(command.replica_id, attempt, list(backlog), 0)
+        self._send(command.replica_id, attempt, list(backlog), 0, is_backlog=True)
         with self._lock:
             self._tails[command.replica_id] = tail
         self._asked.set()
@@ -176,7 +176,9 @@ class LogTailer:
             with self._lock:
                 self._tails[replica_id] = self._open(replica_id, row.last_attempt, tail.until)
 
-    def _send(self, replica_id: str, attempt: int, lines: list[str], skipped: int) -> None:
+    def _send(
+        self, replica_id: str, attempt: int, lines: list[str], skipped: int, *, is_backlog: bool = False
+    ) -> None:
         kept, dropped = fit(lines, _CHUNK_BYTES)
         self._report(
             LogChunk(
@@ -185,6 +187,7 @@ class LogTailer:
                 attempt=attempt,
                 lines=kept,
                 dropped_lines=skipped + dropped,
+                is_backlog=is_backlog,
             )
         )
 

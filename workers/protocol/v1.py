@@ -147,6 +147,8 @@ class LogChunk(Part, frozen=True, kw_only=True, tag_field="kind", tag="log_chunk
     lines: tuple[str, ...]
     dropped_lines: int = 0
     """Lines left out since the last chunk because the log grew faster than the cap."""
+    is_backlog: bool = False
+    """The newest lines that there are: some of them may have been sent before. Since 1.7."""
 
 
 class SessionSent(Part, frozen=True, kw_only=True, tag_field="kind", tag="session_sent"):

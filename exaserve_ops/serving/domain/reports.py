@@ -80,6 +80,8 @@ class LogLines:
     attempt: int
     lines: tuple[str, ...]
     dropped_lines: int
+    is_backlog: bool = False
+    """The newest that there are: some may have come before."""
 
 
 @dataclass(frozen=True, slots=True)
