@@ -90,7 +90,10 @@ def test_fields_that_say_something_become_options_and_empty_ones_are_left_to_the
         ({"o-environment": "LD_PRELOAD=x"}, "may not hold LD_PRELOAD"),
         ({"engine_options": "swap_space = 4"}, "use kv_offloading_size"),
         ({"engine_options": "tensor_paralel_size = 4"}, "unknown option tensor_paralel_size"),
-        ({"o-tensor_parallel_size": "4"}, "tensor_parallel_size 4 need 4 for each replica, not 1"),
+        (
+            {"o-tensor_parallel_size": "4"},
+            "need 4 for each replica, not 1: give 4, or let the parallel sizes multiply to 1",
+        ),
     ],
 )
 def test_what_the_engine_would_not_start_with_is_said_beside_the_field(
@@ -223,3 +226,19 @@ def test_new_deployment_begins_with_an_engine_that_answers_for_real_where_there_
     assert values[0] == chosen
     assert sorted(values) == sorted(offered)
     assert page.context["options"].table.engine == chosen
+
+
+def test_long_form_says_at_its_top_all_that_is_wrong_with_a_way_to_each_field(operator: Client) -> None:
+    node_with("gpu-1", vllm="0.33.0")
+    wrong = {"drain_seconds": "soon", "o-max_model_len": "-1", "o-gpu_memory_utilization": "7"}
+    answer = operator.post(reverse("deployment_new"), form_for(**wrong))
+    assert answer.status_code == 422
+    above, _, fields = answer.content.decode().partition("First mend:")[2].partition("</ul>")
+    assert re.findall(r'href="#(\w+(?:-\w+)*)"', above) == [
+        "id_drain_seconds",
+        "id_o-max_model_len",
+        "id_o-gpu_memory_utilization",
+    ]
+    assert all(f'id="{name}"' in fields for name in re.findall(r'href="#([\w-]+)"', above))
+    fine = operator.post(reverse("deployment_new"), form_for()).content.decode()
+    assert "First mend:" not in fine

@@ -56,6 +56,27 @@ def test_log_and_last_end_of_each_member_can_be_chosen(
     assert "Stage 1 on wide-1" in viewer.get(address).content.decode()
 
 
+def test_badge_of_a_replicas_page_comes_with_its_state_and_says_the_same(
+    viewer: Client,
+    world: World,  # noqa: ARG001 - beside others
+) -> None:
+    replica = make_gang_of_two()
+    page = viewer.get(reverse("replica", args=[replica.pk])).content.decode()
+    address = reverse("replica_state", args=[replica.pk])
+    assert f'hx-get="{address}?part=now" hx-trigger="live:tick from:body"' in page
+    for status in ("ready", "failed"):
+        Replica.objects.filter(pk=replica.pk).update(status=status)
+        state, badge, said = (
+            viewer.get(address, {"part": "now"}).content.decode().partition('<span class="state"')
+        )
+        assert badge
+        assert 'id="replica-badge" hx-swap-oob="true"' in said
+        assert status in state
+        assert status in said
+    in_the_drawer = viewer.get(address).content.decode()
+    assert "hx-swap-oob" not in in_the_drawer, "there is no badge beside it"
+
+
 def test_end_that_is_shown_already_is_left_alone_and_a_new_one_comes(
     viewer: Client,
     world: World,  # noqa: ARG001 - beside others

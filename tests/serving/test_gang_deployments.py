@@ -38,8 +38,16 @@ def wide(**changes: Any) -> Deployment:
 @pytest.mark.parametrize(
     ("changes", "field", "words"),
     [
-        ({"nodes_per_replica": 3}, "nodes_per_replica", "pipeline_stages 2 need 2 accelerators for each"),
-        ({"nodes_per_replica": 1}, "nodes_per_replica", "pipeline_stages 2 takes 2 for each replica, not 1"),
+        (
+            {"nodes_per_replica": 3},
+            "nodes_per_replica",
+            "3 nodes with 1 each have 3: pipeline_stages = 3, or change how many",
+        ),
+        (
+            {"nodes_per_replica": 1},
+            "nodes_per_replica",
+            "pipeline_stages 2 takes 2 for each replica, not 1: give 2, or pipeline_stages = 1",
+        ),
         ({"accelerators_per_replica": 2}, "nodes_per_replica", "2 nodes with 2 each have 4"),
         ({"nodes_per_replica": 0}, "nodes_per_replica", "a whole number from 1 to 64"),
         ({"nodes_per_replica": 65}, "nodes_per_replica", "a whole number from 1 to 64"),

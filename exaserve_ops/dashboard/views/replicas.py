@@ -51,6 +51,7 @@ MAX_NODE_OPTIONS = 100
 """Of a drop-down: a longer one is of use to nobody."""
 HISTORY = timedelta(hours=3)
 _PARTS = {
+    "now": "replicas/now.html",
     "facts": "replicas/facts.html",
     "told": "replicas/told.html",
     "members": "replicas/members.html",
@@ -153,6 +154,8 @@ def replica_drawer(request: HttpRequest, replica_id: UUID) -> HttpResponse:
 @requires("serving.view_replica")
 def replica_state(request: HttpRequest, replica_id: UUID) -> HttpResponse:
     """Show a replica's state again, or the `?part=` of facts, members, its exit or what its engine tells.
+
+    The part `now` is its state together with the badge of its page: the two never say different things.
 
     Of the exit `?seen=<attempt>` says which is shown already: while that is the last there is nothing new,
     and what somebody reads or marks there is left alone.

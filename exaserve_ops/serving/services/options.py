@@ -21,6 +21,7 @@ from workers.protocol.confidential import find_secret
 from workers.protocol.engines.kinds import EngineOptionError
 from workers.protocol.engines.option import EngineTable, option_arguments, read_version
 from workers.protocol.engines.tables import (
+    STAGES,
     TABLES,
     accelerators_of,
     nodes_of,
@@ -87,16 +88,28 @@ def _check_parts(
         raise InvalidInputError(
             "nodes_per_replica",
             f"{told} need {needed} accelerators for each replica, and {nodes} nodes with {accelerators} each "
-            f"have {nodes * accelerators}",
+            f"have {nodes * accelerators}: {_sized(engine, nodes * accelerators)}, or change how many",
         )
     span = nodes_of(engine, options)
     if span not in (None, nodes):
-        raise InvalidInputError("nodes_per_replica", f"{told} takes {span} for each replica, not {nodes}")
+        raise InvalidInputError(
+            "nodes_per_replica",
+            f"{told} takes {span} for each replica, not {nodes}: give {span}, or {_sized(engine, nodes)}",
+        )
     counts = table is not None and bool(table.environment_prefixes or needed > 1)
     if counts and needed != nodes * accelerators:
         raise InvalidInputError(
-            "accelerators_per_replica", f"{told} need {needed} for each replica, not {accelerators}"
+            "accelerators_per_replica",
+            f"{told} need {needed} for each replica, not {accelerators}: give {needed}, or "
+            f"{_sized(engine, accelerators)}",
         )
+
+
+def _sized(engine: str, accelerators: int) -> str:
+    """What to say so that the options make up so many accelerators."""
+    if engine == TORCH:
+        return f"{STAGES} = {accelerators}"
+    return f"let the parallel sizes multiply to {accelerators}"
 
 
 def check_model(engine: str, options: Mapping[str, Any], model: Model) -> None:
