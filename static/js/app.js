@@ -149,4 +149,5 @@ setUpParts(link);
 setUpMoments(link);
 setUpProblemCount(link);
 setUpLogs();
-link.start();
+// Who may not see nodes and replicas is refused each time: that is no connection that comes back.
+if (!document.querySelector("[data-live-refused]")) link.start();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from django.contrib.auth.models import Permission, User
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import Complaints, Site, open_live
@@ -130,3 +131,19 @@ def test_frames_that_look_alike_are_painted_once(page: Page, site: Site, fleet: 
         )
     page.wait_for_function("window.painted > 0")
     assert page.evaluate("window.painted") <= 2, "once for each map, for the one value that looks different"
+
+
+def test_who_may_not_see_what_is_live_is_told_so_and_of_no_lost_connection(
+    page: Page, site: Site, complaints: Complaints
+) -> None:
+    olga = User.objects.get(username="olga")
+    olga.groups.clear()
+    olga.user_permissions.add(Permission.objects.get(codename="view_model"))
+    sockets: list[str] = []
+    page.on("websocket", lambda socket: sockets.append(socket.url))
+    page.goto(f"{site.url}/models")
+    expect(page.locator("[data-live]")).to_have_text("not live")
+    page.wait_for_load_state("networkidle")
+    expect(page.locator("[data-banner]")).to_be_hidden()
+    assert sockets == []
+    assert complaints == []
