@@ -32,7 +32,9 @@ def find_folder(folder: str) -> Path:
     except OSError as error:
         raise unreadable(error, folder) from error
     if real is None or not is_folder:
-        raise InvalidInputError("folder", f"'{folder}' is no absolute path of a folder here")
+        raise InvalidInputError(
+            "folder", f"there is no folder '{folder}' on this machine: give the absolute path of one"
+        )
     return real
 
 

@@ -82,8 +82,12 @@ def ask_validation(wish: ValidationWish, *, reason: str, actor: str, now: dateti
     live = Validation.objects.filter(
         model=model, status__in=VALIDATION.live, engines__overlap=list(wish.engines)
     )
-    if live.exists():
-        raise ConflictError(f"a validation of {model.name} on one of these engines has not ended")
+    other = live.first()
+    if other is not None:
+        raise ConflictError(
+            f"validation {other.pk} of {model.name} on {', '.join(other.engines)} has not ended: "
+            "wait for it, or cancel it"
+        )
     validation = Validation.objects.create(
         model=model,
         engines=list(dict.fromkeys(wish.engines)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import UUID
 
@@ -146,7 +147,10 @@ def test_one_at_a_time_of_a_model_on_an_engine(operator: JsonClient, model: Mode
     assert operator.post(VALIDATIONS, wish_of(model)).status_code == 201
     refused = operator.post(VALIDATIONS, wish_of(model))
     assert refused.status_code == 409
-    assert "has not ended" in refused.json()["error"]["message"]
+    assert re.search(
+        r"validation [0-9a-f-]{36} of .* has not ended: wait for it, or cancel it",
+        refused.json()["error"]["message"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ def test_what_is_wrong_with_a_folder_is_said_and_nothing_is_registered(
     address = reverse("weights_compiled", args=[model.pk])
     asked = {"engine": "vllm", "hardware": "", "path": str(folder), "reason": "x"}
     for changes, told in (
-        ({"path": "/nowhere/at/all"}, "no absolute path of a folder here"),
+        ({"path": "/nowhere/at/all"}, "there is no folder &#x27;/nowhere/at/all&#x27; on this machine"),
         ({"engine": "../x"}, "small letters"),
         ({"origins": "one-word"}, "is not kind, address"),
         ({"reason": ""}, "required"),

@@ -24,6 +24,10 @@ def test_deployments_that_share_a_name_point_to_each_other(operator: Client, wor
     page = operator.get(addresses(world)["deployment"]).content.decode()
     assert "Shares its name" in page
     assert f"/deployments/{twin.pk}" in page
+    assert "requests go to the replicas of both" in page
+    make_deployment("third", model=first.model_id)
+    page = operator.get(addresses(world)["deployment"]).content.decode()
+    assert "requests go to the replicas of all" in page
 
 
 def test_a_large_deployment_is_shown_by_pages_and_searched_on_the_server(operator: Client) -> None:
@@ -185,6 +189,12 @@ def test_the_name_that_clients_will_ask_for_is_said_before_it_is_made(operator: 
     assert re.search(r"Clients will ask for it by the model name <b[^>]*>llama-small</b>", asked)
     named = operator.post(reverse("deployment_new"), {**form, "served_name": "chat-1"}).content.decode()
     assert re.search(r"by the model name <b[^>]*>chat-1</b>", named)
+    assert "It joins others" not in named
+    others = [make_deployment(name, model=model.pk) for name in ("first", "second")]
+    joins = operator.post(reverse("deployment_new"), form).content.decode()
+    warning = joins.partition("It joins others that serve.")[2].partition("</div>")[0]
+    assert re.findall(r'href="/deployments/([^"]+)"', warning) == [str(other.pk) for other in others]
+    assert "give it a served name of its own" in warning
 
 
 def test_what_was_asked_for_and_changed_stands_in_the_history_in_words(operator: Client) -> None:

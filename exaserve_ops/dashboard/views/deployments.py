@@ -36,7 +36,7 @@ from exaserve_ops.serving.domain.reconcile import DeploymentSnapshot
 from exaserve_ops.serving.domain.sleep import refusal
 from exaserve_ops.serving.domain.spread import view_spread
 from exaserve_ops.serving.models import Deployment, Model
-from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments
+from exaserve_ops.serving.selectors import deployment_snapshot, live_deployments, serving_as
 from exaserve_ops.serving.selectors.rooms import wish_of
 from exaserve_ops.serving.services.deployments import (
     delete_deployment,
@@ -104,9 +104,7 @@ def deployment(request: HttpRequest, deployment_id: UUID) -> HttpResponse:
         "deployment": found,
         "listing": listing,
         "rows": with_loads(listing.page.object_list, now_seconds=clock.unix_seconds()),
-        "namesakes": Deployment.objects.filter(served_name=found.served_name, status=states.ACTIVE)
-        .exclude(pk=deployment_id)
-        .values_list("pk", "name"),
+        "namesakes": serving_as(found.served_name).exclude(pk=deployment_id).values_list("pk", "name"),
         "trial": trial_of(found),
         "asked": wish_of(found),
         "asked_words": asked_words(wish_of(found)),

@@ -22,7 +22,7 @@ from exaserve_ops.serving.domain.accelerator_wish import ANY
 from exaserve_ops.serving.domain.launch_import import Draft
 from exaserve_ops.serving.domain.launch_words import PasteError
 from exaserve_ops.serving.domain.paste_import import read_paste
-from exaserve_ops.serving.selectors import deployment_snapshot
+from exaserve_ops.serving.selectors import deployment_snapshot, serving_as
 from exaserve_ops.serving.selectors.drafts import find_model
 from exaserve_ops.serving.services.deployments import DeploymentWish, create_deployment
 from workers.protocol.confidential import mask
@@ -53,7 +53,11 @@ def deployment_new(request: HttpRequest) -> HttpResponse:
                 return redirect("deployment", made.pk)
             plan = _plan_of(wish, actor)
             context |= {"plan": plan, "planned": _digest_of(wish), "overtaken": confirmed}
-            context["served_as"] = wish.served_name or form.cleaned_data["model"].name
+            served_as = wish.served_name or form.cleaned_data["model"].name
+            context |= {
+                "served_as": served_as,
+                "namesakes": serving_as(served_as).values_list("pk", "name"),
+            }
         except InvalidInputError as error:
             _show_error(error, form, options)
         except ConflictError as error:

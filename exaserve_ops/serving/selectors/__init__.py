@@ -57,6 +57,11 @@ _PLANNED_WITH = (
 """Fields of a replica that plans depend on: of thousands of rows each further one is felt."""
 
 
+def serving_as(name: str) -> QuerySet[Deployment]:
+    """Deployments that clients reach by a name: a request goes to the replicas of any of them."""
+    return Deployment.objects.filter(served_name=name, status=states.ACTIVE).order_by("name")
+
+
 def live_deployments() -> QuerySet[Deployment]:
     """Deployments that are not deleted, with their model and counts of replicas by status."""
     return deployments_with_counts().exclude(status=states.DELETED)
