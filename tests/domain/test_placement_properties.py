@@ -214,3 +214,31 @@ def test_of_nodes_that_are_as_good_the_one_that_has_the_weights_is_taken() -> No
     assert isinstance(in_place, Placement)
     assert in_place.node_id == "a"
     assert "weights" not in in_place.why
+
+
+def test_first_replica_is_told_so_and_later_ones_where_the_others_are() -> None:
+    card = AcceleratorRoom("a", "cuda", 100, 0)
+    fleet = [
+        NodeRoom(
+            f"id-{n}",
+            n,
+            accepts=True,
+            refusal="",
+            engines=frozenset({"torch"}),
+            rack="",
+            accelerators=(card,),
+            same_deployment=0,
+            replicas=0,
+        )
+        for n in ("n1", "n2")
+    ]
+
+    def why(*nodes: NodeRoom) -> str:
+        choice = choose_placement(PlacementRequest("torch", 10), nodes)
+        assert isinstance(choice, Placement)
+        return choice.why
+
+    assert why(*fleet) == "the first of this deployment: most nodes and memory beside it, of 2 nodes that fit"
+    assert why(fleet[0]).endswith("of 1 node that fits")
+    told = why(replace(fleet[0], same_deployment=1, replicas=1), fleet[1])
+    assert told.startswith("0 of 1 replicas of this deployment are in its node n2, 0 on the node itself")

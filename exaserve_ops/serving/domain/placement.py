@@ -313,11 +313,14 @@ class _Spread:
     def why(self, node: NodeRoom, fitting: int) -> str:
         """Say why this node."""
         count, domain = self._serving[node.domain], node.domain
+        of_these = f"of {fitting} {'node that fits' if fitting == 1 else 'nodes that fit'}"
         if self._request.standby:
-            return f"{count} of the serving ones are in its {domain}, the fewest of {fitting} nodes that fit"
+            return f"{count} of the serving ones are in its {domain}, the fewest {of_these}"
+        if not self._total:
+            return f"the first of this deployment: most nodes and memory beside it, {of_these}"
         return (
-            f"{count} of {self._total} of this deployment in its {domain}, {node.same_deployment} on it: "
-            f"the least of its fair share among {fitting} nodes that fit"
+            f"{count} of {self._total} replicas of this deployment are in its {domain}, "
+            f"{node.same_deployment} on the node itself: furthest below a fair share, {of_these}"
         )
 
 
