@@ -32,7 +32,7 @@ _OF_KIND: Mapping[str, Mapping[str, str]] = {
         "emptied": "is drained",
         "found_more": "is not empty after all",
         "undrain": "is back in use",
-        "kv_reclaimed": "took KV blocks back from a replica that died",
+        "kv_reclaimed": "took KV blocks back from a replica whose process has ended",
         "kv_damaged": "has damaged KV blocks",
         "kv_repaired": "can lend its damaged KV blocks again",
         "degraded": "is degraded",

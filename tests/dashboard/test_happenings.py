@@ -100,3 +100,8 @@ def test_actors_read_as_people_say_them() -> None:
 def test_ids_keep_both_ends_and_short_ones_stay_whole() -> None:
     assert cut_middle("13000596-258d-442d-a39e-57b2cadc2613", 16) == "13000596-2…dc2613"
     assert cut_middle("session-of-olga", 16) == "session-of-olga"
+
+
+def test_blocks_that_are_taken_back_say_nothing_of_a_death() -> None:
+    """Every ordinary end gives them back in this way, too."""
+    assert words_of("node", "kv_reclaimed") == "took KV blocks back from a replica whose process has ended"

@@ -76,7 +76,7 @@ class KvPool(msgspec.Struct, frozen=True, array_like=True):
     fragmentation_ratio: float
     """Part of the leased blocks that hold nothing, neither live nor cached."""
     reclaimed_extents: int
-    """Taken from replicas that died, since the pool was made."""
+    """Taken from replicas whose process ended, since the pool was made."""
     members: tuple[KvPoolMember, ...] = ()
     cell_extents: int = 1
     """Extents in each cell of the map."""

@@ -54,7 +54,9 @@ class KvPoolSerializer(serializers.Serializer[dict[str, object]]):
     free_blocks = serializers.IntegerField()
     damaged_blocks = serializers.IntegerField(help_text="Lent to nobody until the pool stands empty.")
     fragmentation_ratio = serializers.FloatField(help_text="Of the leased blocks, those that hold nothing.")
-    reclaimed_extents = serializers.IntegerField(help_text="Taken from replicas that died.")
+    reclaimed_extents = serializers.IntegerField(
+        help_text="Of replicas whose process ended, in order or not."
+    )
     members = KvPoolMemberSerializer(many=True)
     cell_extents = serializers.IntegerField(help_text="Extents in each cell of the map.")
     cells = KvCellSerializer(many=True, help_text="The map, in the order of memory.")
