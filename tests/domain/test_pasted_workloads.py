@@ -175,3 +175,13 @@ def test_yaml_that_is_none_is_refused_with_the_line(text: str, reason: str) -> N
     with pytest.raises(PasteError) as refused:
         read_paste(text)
     assert reason in str(refused.value)
+
+
+def test_a_specification_without_its_model_is_a_draft_that_says_so() -> None:
+    drafts = read_paste("modelSpec: [{name: a, modelURL: m}, {name: b, replicaCount: 2}]").drafts
+    assert [(draft.name, draft.model) for draft in drafts] == [("a", "m"), ("b", "")]
+    assert [any("no model is named" in note for note in draft.notes) for draft in drafts] == [False, True]
+
+
+def test_a_command_without_its_model_says_so() -> None:
+    assert any("no model is named" in note for note in draft_of("vllm serve --seed 4").notes)

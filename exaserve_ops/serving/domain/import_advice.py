@@ -53,7 +53,7 @@ def _of_memory(engine: str, options: Mapping[str, object]) -> list[str]:
 
 
 def _of_model(options: Mapping[str, object], model: str) -> list[str]:
-    notes = []
+    notes = [] if model else ["no model is named: choose the one that is to be served"]
     if _CACHE_FOLDER.search(model):
         notes.append(
             f"{model} looks like a folder of Hugging Face's cache: weights lie below it, in snapshots/…"

@@ -121,7 +121,10 @@ def _parts(node: Any, place: _Place) -> Iterator[Callable[[], DraftReader | None
             yield from _parts(item, replace(place, depth=place.depth + 1))
         return
     if any(isinstance(node.get(name), Mapping) for name in _CONFIGS) or "modelURL" in node:
-        yield lambda: _read_spec(node)
+        yield _spec_reader(node)
+        return
+    if isinstance(specs := node.get("modelSpec"), list):  # one that lacks its model is said, not left out
+        yield from (_spec_reader(item) for item in specs if isinstance(item, Mapping))
         return
     containers, services = node.get("containers"), node.get("services")
     if isinstance(containers, list):
@@ -137,6 +140,10 @@ def _parts(node: Any, place: _Place) -> Iterator[Callable[[], DraftReader | None
     )
     for value in node.values():
         yield from _parts(value, inside)
+
+
+def _spec_reader(spec: Mapping[str, Any]) -> Callable[[], DraftReader]:
+    return lambda: _read_spec(spec)
 
 
 def _reader_of(item: Mapping[str, Any], place: _Place) -> Callable[[], DraftReader | None]:
