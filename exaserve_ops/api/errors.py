@@ -6,9 +6,10 @@ import logging
 from typing import Any
 
 from django.conf import settings
-from django.core.exceptions import ObjectDoesNotExist, RequestDataTooBig
+from django.core.exceptions import DisallowedHost, ObjectDoesNotExist, RequestDataTooBig
 from django.db import IntegrityError, OperationalError
-from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, JsonResponse
+from django.template.loader import render_to_string
 from django.views import defaults
 from rest_framework import exceptions, status
 from rest_framework.response import Response
@@ -88,7 +89,9 @@ def server_error(request: HttpRequest) -> HttpResponse:
 def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
     """Answer a request that cannot even be read: REST in its common shape, people with a page."""
     if not request.path.startswith(_REST_PATH):
-        return defaults.bad_request(request, exception)
+        # No context of the request: it may have been refused before anybody was signed in.
+        said = {"of_other_host": isinstance(exception, DisallowedHost)}
+        return HttpResponseBadRequest(render_to_string("400.html", said))
     if isinstance(exception, RequestDataTooBig):
         most = f"{settings.DATA_UPLOAD_MAX_MEMORY_SIZE:,}"
         error = {"code": "too_large", "message": f"The body is larger than {most} bytes: send less at once."}

@@ -44,7 +44,10 @@ def test_nothing_can_be_framed_or_sniffed_whoever_asks() -> None:
     "host", ["evil.example", "127.0.0.1.evil.example", "evil127.0.0.1", "127.0.0.1@evil"]
 )
 def test_foreign_host_name_is_refused(host: str) -> None:
-    assert Client(SERVER_NAME=host).get("/login").status_code == 400
+    refused = Client(SERVER_NAME=host).get("/login")
+    assert refused.status_code == 400
+    assert "not called what the address says" in refused.content.decode()
+    assert Client(SERVER_NAME=host).get("/api/v1/nodes").status_code == 400
     assert Client().get("/login").status_code == 200
 
 

@@ -102,7 +102,7 @@ def test_a_folder_without_a_model_is_refused_and_looked_at_anew_when_it_has_one(
         readings.read(str(model_folder))
     (model_folder / "config.json").write_text(config)
     assert isinstance(readings.read(str(model_folder)), ModelFacts)
-    with pytest.raises(InvalidInputError, match="no absolute path"):
+    with pytest.raises(InvalidInputError, match="give the absolute path"):
         readings.read("relative/folder")
 
 

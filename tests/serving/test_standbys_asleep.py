@@ -317,7 +317,7 @@ def test_pages_say_who_sleeps_and_let_operators_wake_them(fleet: SleepyFleet) ->
     assert "Say why" in operator.post(address, {"sleep": "no"}, follow=True).content.decode()
     answer = operator.post(address, {"sleep": "no", "reason": "a busy night"}, follow=True).content.decode()
     assert "are woken, and stay awake" in answer
-    assert Event.objects.get(event="changed").reason == "standbys_sleep True to False: a busy night"
+    assert Event.objects.get(event="changed").reason == "standbys_sleep on to off: a busy night"
     Deployment.objects.filter(pk=deployment.pk).update(engine_options={})
     refused = operator.post(address, {"sleep": "yes", "reason": "quiet"}, follow=True).content.decode()
     assert "Not done" in refused

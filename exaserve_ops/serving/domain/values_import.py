@@ -120,18 +120,9 @@ def _parts(node: Any, place: _Place) -> Iterator[Callable[[], DraftReader | None
         for item in node:
             yield from _parts(item, replace(place, depth=place.depth + 1))
         return
-    if any(isinstance(node.get(name), Mapping) for name in _CONFIGS) or "modelURL" in node:
-        yield _spec_reader(node)
-        return
-    if isinstance(specs := node.get("modelSpec"), list):  # one that lacks its model is said, not left out
-        yield from (_spec_reader(item) for item in specs if isinstance(item, Mapping))
-        return
-    containers, services = node.get("containers"), node.get("services")
-    if isinstance(containers, list):
-        yield from (_reader_of(item, place) for item in containers if isinstance(item, Mapping))
-        return
-    if isinstance(services, Mapping):
-        yield from (_reader_of(item, place) for item in services.values() if isinstance(item, Mapping))
+    described = _described(node, place)
+    if described is not None:
+        yield from described
         return
     inside = _Place(
         place.depth + 1,
@@ -140,6 +131,21 @@ def _parts(node: Any, place: _Place) -> Iterator[Callable[[], DraftReader | None
     )
     for value in node.values():
         yield from _parts(value, inside)
+
+
+def _described(node: Mapping[str, Any], place: _Place) -> Iterator[Callable[[], DraftReader | None]] | None:
+    """Readers of what a part describes itself; `None` where only what lies in it may describe something."""
+    if any(isinstance(node.get(name), Mapping) for name in _CONFIGS) or "modelURL" in node:
+        return iter((_spec_reader(node),))
+    specs, containers, services = node.get("modelSpec"), node.get("containers"), node.get("services")
+    if isinstance(specs, list):  # one that lacks its model is said, not left out
+        return (_spec_reader(item) for item in specs if isinstance(item, Mapping))
+    items = containers if isinstance(containers, list) else None
+    if items is None and isinstance(services, Mapping):
+        items = list(services.values())
+    if items is None:
+        return None
+    return (_reader_of(item, place) for item in items if isinstance(item, Mapping))
 
 
 def _spec_reader(spec: Mapping[str, Any]) -> Callable[[], DraftReader]:
