@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,19 @@ ON_A_CPU = {"enforce_eager": True, "kv_cache_memory_bytes": 64 << 20, "max_num_s
 
 
 @contextlib.contextmanager
-def fleet(folder: Path, **environment: str) -> Iterator[FleetRun]:
-    var = folder / "var"
-    run = start_fleet(CODE, var, environment=environment)
-    try:
-        wait_until_up(run)
-        yield run
-        assert run.stop() == 0
-    finally:
-        for process in leftovers(var):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.identity.pid, signal.SIGKILL)
+def fleet(**environment: str) -> Iterator[FleetRun]:
+    # Not below pytest's own folder: vLLM's sockets lie in it, and members on one machine meet by whole paths.
+    with tempfile.TemporaryDirectory(prefix="v") as folder:
+        run = start_fleet(CODE, Path(folder), environment=environment)
+        try:
+            wait_until_up(run)
+            yield run
+            assert run.stop() == 0
+        finally:
+            for process in leftovers(run.var):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.identity.pid, signal.SIGKILL)
+            run.output.unlink()
 
 
 def validate(run: FleetRun, engines: list[str], **wish: Any) -> dict[tuple[str, str], tuple[str, str]]:
@@ -58,8 +61,8 @@ def validate(run: FleetRun, engines: list[str], **wish: Any) -> dict[tuple[str, 
     return {(c["name"], c["engine"]): (c["status"], c["why"]) for c in report["checks"]}
 
 
-def test_model_is_validated_on_the_built_in_engine_and_nothing_of_it_is_left(tmp_path: Path) -> None:
-    with fleet(tmp_path) as run:
+def test_model_is_validated_on_the_built_in_engine_and_nothing_of_it_is_left() -> None:
+    with fleet() as run:
         told = validate(run, ["torch"], idle_seconds=2, most_at_once=4, most_launches=2)
     # Durations say nothing on a busy machine; all else does.
     told.pop(("idle", "torch"))
@@ -68,9 +71,9 @@ def test_model_is_validated_on_the_built_in_engine_and_nothing_of_it_is_left(tmp
     assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
 
 
-def test_vllm_and_the_built_in_engine_agree_on_the_model(tmp_path: Path) -> None:
+def test_vllm_and_the_built_in_engine_agree_on_the_model() -> None:
     python = find_vllm_python()
-    with fleet(tmp_path, EXAOPS_AGENT_VLLM_PYTHON=str(python), EXAOPS_AGENT_CPU_THREADS="1") as run:
+    with fleet(EXAOPS_AGENT_VLLM_PYTHON=str(python), EXAOPS_AGENT_CPU_THREADS="1") as run:
         told = validate(
             run,
             ["torch", "vllm"],
@@ -85,8 +88,8 @@ def test_vllm_and_the_built_in_engine_agree_on_the_model(tmp_path: Path) -> None
     assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
 
 
-def test_stages_of_the_built_in_engine_on_two_nodes_are_validated(tmp_path: Path) -> None:
-    with fleet(tmp_path) as run:
+def test_stages_of_the_built_in_engine_on_two_nodes_are_validated() -> None:
+    with fleet() as run:
         told = validate(
             run,
             ["torch"],
@@ -102,9 +105,9 @@ def test_stages_of_the_built_in_engine_on_two_nodes_are_validated(tmp_path: Path
     assert {key: one for key, one in told.items() if one[0] != "passed"} == {}
 
 
-def test_ranks_of_vllm_on_two_nodes_are_validated(tmp_path: Path) -> None:
+def test_ranks_of_vllm_on_two_nodes_are_validated() -> None:
     python = find_vllm_python()
-    with fleet(tmp_path, EXAOPS_AGENT_VLLM_PYTHON=str(python), EXAOPS_AGENT_CPU_THREADS="1") as run:
+    with fleet(EXAOPS_AGENT_VLLM_PYTHON=str(python), EXAOPS_AGENT_CPU_THREADS="1") as run:
         told = validate(
             run,
             ["vllm"],
